@@ -1,0 +1,39 @@
+# `make demo` and `make test` need nothing but Python 3.10+ with venv; a C++ compiler makes the operators fast.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+KERNEL := $(wildcard src/stackattn/ops/kernels/*)
+
+.PHONY: demo test test-fast lint format bench clean
+demo: $(VENV)/installed
+	$(BIN)/stackattn demo
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build out
+
+# An editable install; made anew when the build files or the kernel change.
+$(VENV)/installed: pyproject.toml constraints.txt CMakeLists.txt $(KERNEL)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -e ".[dev]"
+	touch $@

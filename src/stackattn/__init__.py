@@ -1,0 +1,1 @@
+"""stackattn: stack attention for PyTorch."""

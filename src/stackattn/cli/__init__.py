@@ -1,0 +1,26 @@
+"""The `stackattn` command: one small module for each subcommand.
+
+A command module has a docstring (its help text), `add_arguments(parser)` and `run(args)`. Whatever is slow to import
+(torch above all) is imported inside `run`, so that `--help` answers at once.
+"""
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "demo": "the main job: see the stack at work",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="stackattn", description="Stack attention for PyTorch.")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        module = importlib.import_module(f"{__name__}.{name}")
+        command = subparsers.add_parser(name, help=summary, description=module.__doc__)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    return args.run(args) or 0
