@@ -1,0 +1,378 @@
+// The chart of one sequence (docs/maths.md), filled and walked back in tiles.
+//
+// Time points 0..n are cut into blocks of `b`. A chart X[j -> t] is a triangle of tiles (J, T), J <= T, for each stack
+// symbol; a tile is a square matrix with rows (j, state) and columns (t, state). What lies strictly between the two blocks of a tile
+// is plain matrix products; only what touches its own blocks is sequential. F is kept transposed, as one panel for each T
+// with rows (t, state) and columns i.
+//
+// Letters as in NOTATION.md. Index i of an attention weight is shifted by one: column 0 is the bottom element.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "arithmetic.h"
+
+namespace STACKATTN_KERNEL {
+namespace {
+
+// Vectors want 64-byte boundaries. Memory is left as it comes: every user clears what must be zero.
+class Workspace {
+ public:
+  explicit Workspace(size_t doubles) : memory_(::operator new((doubles + 64) * sizeof(double))) {
+    next_ = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(memory_) + 63) & ~uintptr_t(63));
+  }
+  ~Workspace() { ::operator delete(memory_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  double* take(size_t doubles) {
+    double* p = next_;
+    next_ += (doubles + 7) / 8 * 8;
+    return p;
+  }
+
+ private:
+  void* memory_;
+  double* next_;
+};
+
+template <class A>
+class Chart {
+  using Ptr = typename A::Ptr;
+  using Value = typename A::Value;
+  using Product = Term<Ptr>;
+
+ public:
+  const int n, Q, S, QS;
+  const int b;        // time points in a block
+  const int ld;       // length of a tile's row: b * Q
+  const int blocks;
+  // A superposition stack that is popped when empty stays empty: every push has weight 1 below it, and no row is normalised.
+  const bool superposition;
+
+  static int block_size(int Q) { return Q == 1 ? 48 : Q == 2 ? 24 : Q <= 4 ? 16 : 8; }
+
+  Chart(int n, int Q, int S, bool superposition, bool with_gradient)
+      : n(n), Q(Q), S(S), QS(Q * S), b(block_size(Q)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
+        tiles_(long(blocks) * (blocks + 1) / 2 * ld * ld), panels_(long(blocks) * (blocks + 1) / 2 * ld * b),
+        steps_(long(n) * (2 * QS * QS + QS * Q)),
+        work_(A::kPlanes * ((2 + 3 * with_gradient) * (S * tiles_ + 8) + (1 + 2 * with_gradient) * (S * panels_ + 8) +
+                            (1 + with_gradient) * (steps_ + 24 + long(n + 1) * QS + 8) + n + 17)) {
+    D_ = take(S * tiles_);
+    P_ = take(S * tiles_);
+    F_ = take(S * panels_);
+    push_ = take(long(n) * QS * QS);
+    repl_ = take(long(n) * QS * QS);
+    pop_ = take(long(n) * QS * Q);
+    alpha_ = take(long(n + 1) * QS);
+    mass_ = take(n + 1);
+    if (with_gradient) {
+      DT_ = take(S * tiles_);
+      dD_ = take(S * tiles_);
+      dP_ = take(S * tiles_);
+      dF_ = take(S * panels_);
+      dFT_ = take(S * panels_);
+      dpush_ = take(long(n) * QS * QS);
+      drepl_ = take(long(n) * QS * QS);
+      dpop_ = take(long(n) * QS * Q);
+      dalpha_ = take(long(n + 1) * QS);
+    }
+  }
+
+  // Weights of step t = 1..n, as matrices (q,x) x (r,y), (q,x) x (r,y) and (q,x) x r.
+  Ptr push(int t) const { return push_ + long(t - 1) * QS * QS; }
+  Ptr repl(int t) const { return repl_ + long(t - 1) * QS * QS; }
+  Ptr pop(int t) const { return pop_ + long(t - 1) * QS * Q; }
+  Ptr dpush(int t) const { return dpush_ + long(t - 1) * QS * QS; }
+  Ptr drepl(int t) const { return drepl_ + long(t - 1) * QS * QS; }
+  Ptr dpop(int t) const { return dpop_ + long(t - 1) * QS * Q; }
+  Value mass(int t) const { return A::get(mass_, t); }
+
+  // F[. -> t][r, y] as a row over i (shifted by one), and its gradient.
+  Ptr weights(int t, int r, int y) const { return f_row(F_, y, t) + long(r) * width(t / b); }
+  Ptr weight_gradients(int t, int r, int y) const { return f_row(dFT_, y, t) + long(r) * width(t / b); }
+
+  void forward() {
+    A::clear(D_, S * tiles_);
+    A::clear(F_, S * panels_);
+    for (int T = 0; T < blocks; ++T) {
+      for (int J = T; J >= 0; --J) fill_tile(J, T);
+      fill_panel(T);
+    }
+  }
+
+  void clear_weight_gradients() { A::clear(dFT_, S * panels_); }
+
+  void backward() {
+    A::clear(dpush_, long(n) * QS * QS);
+    A::clear(drepl_, long(n) * QS * QS);
+    A::clear(dpop_, long(n) * QS * Q);
+    A::clear(dalpha_, long(n + 1) * QS);
+    for (int T = blocks - 1; T >= 0; --T) unfill_panel(T);
+    transpose_panels();
+    for (int T = 0; T < blocks; ++T)
+      for (int J = 0; J <= T; ++J) start_dP(J, T);
+    transpose_tiles();
+    for (int J = 0; J < blocks; ++J) {
+      for (int T = blocks - 1; T >= J; --T) unfill_tile(J, T);
+      collect_steps(J);
+    }
+  }
+
+ private:
+  long tiles_, panels_, steps_;
+  Workspace work_;
+  Ptr D_, P_, F_, DT_, dD_, dP_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
+  Ptr push_, repl_, pop_, dpush_, drepl_, dpop_, alpha_, dalpha_, mass_;
+
+  Ptr take(long count) { return A::at(work_.take(A::kPlanes * ((count + 7) / 8 * 8)), (count + 7) / 8 * 8); }
+
+  int begin(int block) const { return block * b; }
+  int end(int block) const { return std::min(begin(block) + b, n + 1); }  // one past the block's last time point
+  int columns(int T) const { return (end(T) - begin(T)) * Q; }
+  int width(int T) const { return (T + 1) * b; }  // length of a panel's row
+
+  Ptr tile(Ptr chart, int w, int J, int T) const {
+    return chart + (w * tiles_ + (long(T) * (T + 1) / 2 + J) * ld * ld);
+  }
+  Ptr row(Ptr chart, int w, int j, int T) const { return tile(chart, w, j / b, T) + long(j % b) * Q * ld; }
+  Ptr panel(Ptr chart, int y, int T) const { return chart + (y * panels_ + long(T) * (T + 1) / 2 * ld * b); }
+  Ptr f_row(Ptr chart, int y, int t) const { return panel(chart, y, t / b) + long(t % b) * Q * width(t / b); }
+
+  // One term for each symbol z: transition matrix of (.., w) x (.., z) times row j of X_z in block column T.
+  int mix(Product* terms, Ptr matrix, int w, Ptr chart, int j, int T) const {
+    for (int z = 0; z < S; ++z)
+      terms[z] = {matrix + (long(w) * QS + z), long(S) * QS, S, row(chart, z, j, T), ld, Q};
+    return S;
+  }
+  // The same with the matrix transposed.
+  int mix_transposed(Product* terms, Ptr matrix, int z, Ptr chart, int j, int T) const {
+    for (int w = 0; w < S; ++w)
+      terms[w] = {matrix + (long(w) * QS + z), S, long(S) * QS, row(chart, w, j, T), ld, Q};
+    return S;
+  }
+
+  static constexpr int kWide = 3;   // blocks of i filled at once
+  static constexpr int kGroup = 4;  // tiles whose products are summed in registers at once: they stay in the cache together
+  template <class Make>
+  void sum_of_tiles(int from, int to, int m, int count, Ptr c, long ldc, bool add, Make make) const {
+    Product terms[kGroup];
+    for (int K = from; K < to; K += kGroup) {
+      int used = 0;
+      for (; used < kGroup && K + used < to; ++used) terms[used] = make(K + used);
+      A::gemm(terms, used, m, count, c, ldc, add || K > from);
+    }
+  }
+
+  void fill_tile(int J, int T) {
+    const int N = columns(T);
+    std::vector<Product> terms(S + 2);
+    for (int w = 0; w < S; ++w)
+      sum_of_tiles(J + 1, T, ld, N, tile(D_, w, J, T), ld, true,
+                   [&](int K) { return Product{tile(P_, w, J, K), ld, 1, tile(D_, w, K, T), ld, ld}; });
+    for (int j = std::min(end(J), n) - 1; j >= begin(J); --j) {
+      if (j + 1 < n && (j + 1) / b <= T)
+        for (int w = 0; w < S; ++w) {
+          const int count = mix(terms.data(), push(j + 1), w, D_, j + 1, T);
+          A::gemm(terms.data(), count, Q, N, row(P_, w, j, T), ld, false);
+        }
+      else
+        for (int w = 0; w < S; ++w) A::clear(row(P_, w, j, T), long(Q) * ld);
+      if (j == 0) break;  // the bottom element is never popped
+      for (int w = 0; w < S; ++w) {
+        const Ptr out = row(D_, w, j, T);
+        if ((j + 1) / b == T)
+          for (int p = 0; p < Q; ++p)
+            for (int r = 0; r < Q; ++r)
+              A::set(out, long(p) * ld + ((j + 1) % b) * Q + r, A::get(pop(j + 1), (long(p) * S + w) * Q + r));
+        int count = 0;
+        if (j + 1 < n && (j + 1) / b <= T) count = mix(terms.data(), repl(j + 1), w, D_, j + 1, T);
+        if (j + 2 < std::min(end(J), n))  // inner runs that end in the block of j
+          terms[count++] = {row(P_, w, j, J) + (j + 2 - begin(J)) * Q, ld, 1, row(D_, w, j + 2, T), ld,
+                            (std::min(end(J), n) - j - 2) * Q};
+        if (J < T)  // inner runs that end in the block of t
+          terms[count++] = {row(P_, w, j, T), ld, 1, tile(D_, w, T, T), ld, (std::min(end(T), n) - begin(T)) * Q};
+        A::gemm(terms.data(), count, Q, N, out, ld, true);
+      }
+    }
+  }
+
+  void fill_panel(int T) {
+    std::vector<Product> terms(S + 1);
+    for (int y = 0; y < S; ++y)
+      for (int I = 0; I < T; I += kWide) {  // some blocks of i at once: longer rows
+        const Ptr out = panel(F_, y, T) + I * b;
+        const auto product = [&](int K) { return Product{tile(P_, y, K, T), 1, ld, panel(F_, y, K) + I * b, width(K), ld}; };
+        const int last = std::min(I + kWide, T) - 1;
+        for (int K = I; K < last; ++K) {  // the rows of these panels end before the last of the blocks
+          const Product term = product(K);
+          A::gemm(&term, 1, columns(T), (K + 1 - I) * b, out, width(T), true);
+        }
+        sum_of_tiles(last, T, columns(T), (last + 1 - I) * b, out, width(T), true, product);
+      }
+    for (int t = begin(T); t < end(T); ++t) {
+      if (t == 0) {
+        A::set(alpha_, 0, A::one());
+        for (int s = 1; s < QS; ++s) A::set(alpha_, s, A::zero());
+        if (!superposition) A::set(panel(F_, 0, 0), 0, A::one());
+        A::set(mass_, 0, A::one());
+        continue;
+      }
+      for (int y = 0; y < S; ++y) {
+        int count = 0;
+        for (int z = 0; z < S; ++z)
+          terms[count++] = {repl(t) + (long(z) * QS + y), S, long(S) * QS, f_row(F_, z, t - 1), width((t - 1) / b), Q};
+        if (t - 2 >= begin(T))
+          terms[count++] = {tile(P_, y, T, T) + (t - begin(T)) * Q, 1, ld, panel(F_, y, T), width(T), (t - 1 - begin(T)) * Q};
+        A::gemm(terms.data(), count, Q, std::min(t, width((t - 1) / b)), f_row(F_, y, t), width(T), true);
+      }
+      for (int r = 0; r < Q; ++r)
+        for (int y = 0; y < S; ++y) {
+          const Ptr out = f_row(F_, y, t) + long(r) * width(T);
+          Value pushed = A::zero();
+          for (int s = 0; s < QS; ++s)
+            pushed = A::add(pushed, A::mul(A::get(alpha_, long(t - 1) * QS + s), A::get(push(t), long(s) * QS + r * S + y)));
+          A::set(out, t, pushed);
+        }
+      Value mass = A::zero();
+      for (int r = 0; r < Q; ++r)
+        for (int y = 0; y < S; ++y) {
+          Value total = A::zero();
+          const Ptr out = f_row(F_, y, t) + long(r) * width(T);
+          for (int i = 0; i <= t; ++i) total = A::add(total, A::get(out, i));
+          A::set(alpha_, long(t) * QS + r * S + y, superposition ? A::one() : total);
+          mass = A::add(mass, total);
+        }
+      A::set(mass_, t, mass);
+    }
+  }
+
+  void unfill_panel(int T) {
+    std::vector<Product> terms(S + 1);
+    for (int z = 0; z < S; ++z)
+      sum_of_tiles(T + 1, blocks, ld, width(T), panel(dFT_, z, T), width(T), true, [&](int K) {
+        return Product{tile(P_, z, T, K), ld, 1, panel(dFT_, z, K), width(K), columns(K)};
+      });
+    for (int k = end(T) - 1; k >= begin(T); --k) {
+      const int t = k + 1;
+      if (t > n) continue;
+      for (int z = 0; z < S; ++z) {
+        int count = 0;
+        for (int y = 0; y < S; ++y)
+          terms[count++] = {repl(t) + (long(z) * QS + y), long(S) * QS, S, f_row(dFT_, y, t), width(t / b), Q};
+        if (k + 2 < end(T))
+          terms[count++] = {tile(P_, z, T, T) + (long(k - begin(T)) * Q * ld + (k + 2 - begin(T)) * Q), ld, 1,
+                            f_row(dFT_, z, k + 2), width(T), (end(T) - k - 2) * Q};
+        A::gemm(terms.data(), count, Q, k + 1, f_row(dFT_, z, k), width(T), true);
+      }
+      for (int y = 0; y < S; ++y)
+        for (int r = 0; r < Q; ++r) {
+          const Value g = A::get(f_row(dFT_, y, t) + long(r) * width(t / b), t);
+          if (A::is_zero(g)) continue;
+          for (int s = 0; s < QS; ++s) {
+            const long at = long(s) * QS + r * S + y;
+            A::set(dpush(t), at, A::add(A::get(dpush(t), at), A::mul(A::get(alpha_, long(k) * QS + s), g)));
+            A::set(dalpha_, long(k) * QS + s, A::add(A::get(dalpha_, long(k) * QS + s), A::mul(A::get(push(t), at), g)));
+          }
+        }
+      for (int z = 0; z < S; ++z)
+        for (int s = 0; s < Q; ++s) {
+          const Ptr out = f_row(dFT_, z, k) + long(s) * width(T);
+          if (!superposition) {
+            const Value g = A::get(dalpha_, long(k) * QS + s * S + z);
+            for (int i = 0; i <= k; ++i) A::set(out, i, A::add(A::get(out, i), g));
+          }
+          for (int i = k + 1; i < width(T); ++i) A::set(out, i, A::zero());
+        }
+      for (int z = 0; z < S; ++z)
+        for (int y = 0; y < S; ++y)
+          A::dots(f_row(F_, z, k), width(T), Q, f_row(dFT_, y, t), width(t / b), Q, k + 1, drepl(t) + (long(z) * QS + y),
+                  long(S) * QS, S);
+    }
+  }
+
+  void transpose_panels() {
+    for (int y = 0; y < S; ++y)
+      for (int T = 0; T < blocks; ++T) transpose(panel(dFT_, y, T), ld, width(T), panel(dF_, y, T));
+  }
+  void transpose_tiles() {
+    for (int w = 0; w < S; ++w)
+      for (int T = 0; T < blocks; ++T)
+        for (int J = 0; J <= T; ++J) transpose(tile(D_, w, J, T), ld, ld, tile(DT_, w, J, T));
+  }
+  static void transpose(Ptr in, int rows, int cols, Ptr out) {
+    constexpr int kStep = 8;
+    for (int r0 = 0; r0 < rows; r0 += kStep)
+      for (int c0 = 0; c0 < cols; c0 += kStep)
+        for (int c = c0; c < std::min(c0 + kStep, cols); ++c)
+          for (int r = r0; r < std::min(r0 + kStep, rows); ++r)
+            A::set(out, long(c) * rows + r, A::get(in, long(r) * cols + c));
+  }
+
+  // What F gives to P: sum over i of F[i -> k] dF[i -> t].
+  void start_dP(int J, int T) {
+    for (int y = 0; y < S; ++y) {
+      const Product term = {panel(F_, y, J), width(J), 1, panel(dF_, y, T), ld, width(J)};
+      A::gemm(&term, 1, columns(J), columns(T), tile(dP_, y, J, T), ld, false);
+    }
+  }
+
+  void unfill_tile(int J, int T) {
+    const int N = columns(T);
+    std::vector<Product> terms(2 * S + 1);
+    for (int w = 0; w < S; ++w) {
+      A::clear(tile(dD_, w, J, T), long(ld) * ld);
+      sum_of_tiles(0, J, columns(J), N, tile(dD_, w, J, T), ld, true,
+                   [&](int K) { return Product{tile(P_, w, K, J), 1, ld, tile(dD_, w, K, T), ld, ld}; });
+      sum_of_tiles(T + 1, blocks, columns(J), N, tile(dP_, w, J, T), ld, true,
+                   [&](int K) { return Product{tile(dD_, w, J, K), ld, 1, tile(DT_, w, T, K), ld, columns(K)}; });
+    }
+    for (int j = begin(J); j < std::min(end(J), n); ++j) {
+      if (j > 0)
+        for (int z = 0; z < S; ++z) {
+          int count = 0;
+          if (j > 1) count += mix_transposed(terms.data(), repl(j), z, dD_, j - 1, T);
+          count += mix_transposed(terms.data() + count, push(j), z, dP_, j - 1, T);
+          if (j - 2 >= begin(J))
+            terms[count++] = {tile(P_, z, J, J) + (j - begin(J)) * Q, 1, ld, tile(dD_, z, J, T), ld, (j - 1 - begin(J)) * Q};
+          A::gemm(terms.data(), count, Q, N, row(dD_, z, j, T), ld, true);
+        }
+      if (J == T) clear_before(dD_, j, T, j + 1);
+      for (int w = 0; w < S && j > 0; ++w) {
+        const Product term = {row(dD_, w, j, T), ld, 1, tile(DT_, w, T, T), ld, N};
+        A::gemm(&term, 1, Q, N, row(dP_, w, j, T), ld, true);
+      }
+      if (T == J || T == J + 1) clear_before(dP_, j, T, j + 2);
+    }
+  }
+
+  // Row j of a chart has no entries before time point t: what the products left there must not travel.
+  void clear_before(Ptr chart, int j, int T, int t) {
+    const int count = std::min((t - begin(T)) * Q, ld);
+    if (count <= 0) return;
+    for (int w = 0; w < S; ++w)
+      for (int p = 0; p < Q; ++p) A::clear(row(chart, w, j, T) + long(p) * ld, count);
+  }
+
+  void collect_steps(int J) {
+    for (int j = begin(J); j < std::min(end(J), n); ++j) {
+      if ((j + 1) / b >= J && j > 0)
+        for (int p = 0; p < Q; ++p)
+          for (int w = 0; w < S; ++w)
+            for (int r = 0; r < Q; ++r)
+              A::set(dpop(j + 1), (long(p) * S + w) * Q + r,
+                     A::get(row(dD_, w, j, (j + 1) / b), long(p) * ld + ((j + 1) % b) * Q + r));
+      if (j + 1 >= n) continue;
+      for (int T = (j + 1) / b; T < blocks; ++T)
+        for (int w = 0; w < S; ++w)
+          for (int z = 0; z < S; ++z) {
+            const long at = long(w) * QS + z;
+            A::dots(row(dP_, w, j, T), ld, Q, row(D_, z, j + 1, T), ld, Q, columns(T), dpush(j + 1) + at, long(S) * QS, S);
+            if (j > 0)
+              A::dots(row(dD_, w, j, T), ld, Q, row(D_, z, j + 1, T), ld, Q, columns(T), drepl(j + 1) + at, long(S) * QS, S);
+          }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace STACKATTN_KERNEL

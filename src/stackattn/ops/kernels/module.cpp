@@ -1,0 +1,85 @@
+// Python's door to the kernel: numpy-like arrays in and out by pointer, and the choice of the instruction set.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <stdexcept>
+
+#include "kernel.h"
+
+namespace nb = nanobind;
+
+#define DECLARE(isa)          \
+  namespace isa {             \
+  extern const Kernel kernel; \
+  }
+DECLARE(kernel_portable)
+#if defined(__x86_64__)
+DECLARE(kernel_avx2)
+DECLARE(kernel_avx512)
+#endif
+
+namespace {
+
+const Kernel& kernel() {
+  static const Kernel* chosen = [] {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+      return &kernel_avx512::kernel;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernel_avx2::kernel;
+#endif
+    return &kernel_portable::kernel;
+  }();
+  return *chosen;
+}
+
+// Addresses and sizes come from stackattn.ops.kernels, which has checked them.
+using Address = uintptr_t;
+const void* in(Address a) { return reinterpret_cast<const void*>(a); }
+void* out(Address a) { return reinterpret_cast<void*>(a); }
+
+Problem problem(nb::tuple sizes, Address lengths, int threads, bool wide) {
+  return {nb::cast<int64_t>(sizes[0]), nb::cast<int64_t>(sizes[1]), nb::cast<int64_t>(sizes[2]), nb::cast<int64_t>(sizes[3]),
+          static_cast<const int64_t*>(in(lengths)), threads, wide};
+}
+
+nb::tuple report(const BadInput& bad) { return nb::make_tuple(bad.argument, bad.sequence, bad.step); }
+
+template <class Call>
+nb::tuple run(Call call) {
+  BadInput bad;
+  {
+    nb::gil_scoped_release release;
+    bad = call();
+  }
+  return report(bad);
+}
+
+}  // namespace
+
+NB_MODULE(_kernel, m) {
+  m.def("name", [] { return kernel().name; });
+  m.def("nondeterministic", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address push, Address replace,
+                               Address pop, Address weights) {
+    const Problem p = problem(sizes, lengths, threads, wide);
+    return run([&] { return kernel().nondeterministic(p, in(push), in(replace), in(pop), out(weights)); });
+  });
+  m.def("nondeterministic_backward",
+        [](nb::tuple sizes, Address lengths, int threads, bool wide, Address push, Address replace, Address pop,
+           Address grad_weights, Address grad_push, Address grad_replace, Address grad_pop) {
+          const Problem p = problem(sizes, lengths, threads, wide);
+          return run([&] {
+            return kernel().nondeterministic_backward(p, in(push), in(replace), in(pop), in(grad_weights), out(grad_push),
+                                                      out(grad_replace), out(grad_pop));
+          });
+        });
+  m.def("superposition", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address actions, Address weights) {
+    const Problem p = problem(sizes, lengths, threads, wide);
+    return run([&] { return kernel().superposition(p, in(actions), out(weights)); });
+  });
+  m.def("superposition_backward", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address actions,
+                                     Address grad_weights, Address grad_actions) {
+    const Problem p = problem(sizes, lengths, threads, wide);
+    return run([&] { return kernel().superposition_backward(p, in(actions), in(grad_weights), out(grad_actions)); });
+  });
+}
