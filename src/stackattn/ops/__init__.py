@@ -1,0 +1,7 @@
+"""Operators: actions -> attention weights. Pure functions and value-like states on tensors; no parameters live here."""
+
+from .backends import backends
+from .nondeterministic import nondeterministic_weights
+from .superposition import superposition_weights
+
+__all__ = ["backends", "nondeterministic_weights", "superposition_weights"]

@@ -1,0 +1,92 @@
+"""Tensors whose entries neither overflow nor vanish: a mantissa and a power of two for each entry."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ZERO_EXPONENT = -(2.0**50)  # so low that no sum of real exponents comes near it
+_LN2 = 0.6931471805599453
+# ln 2 in two parts, the first with zeros at its end: exponent * _LN2_HIGH is exact
+_LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
+
+
+class Extended:
+    """`mantissa * 2 ** exponent`, entry by entry, with as much of the interface of a tensor as the chart needs.
+
+    Mantissas are zero or in [0.5, 1) up to sign, exponents are whole numbers kept in the same dtype.
+    """
+
+    def __init__(self, mantissa: Tensor, exponent: Tensor):
+        self.mantissa, self.exponent = mantissa, exponent
+
+    @classmethod
+    def normal(cls, mantissa: Tensor, exponent: Tensor | float) -> Extended:
+        fraction, shift = torch.frexp(mantissa)
+        return cls(fraction, torch.where(fraction == 0, _ZERO_EXPONENT, exponent + shift))
+
+    @classmethod
+    def exp(cls, x: Tensor) -> Extended:
+        power = torch.where(x == -torch.inf, 0.0, (x / _LN2).floor())
+        return cls.normal(((x - power * _LN2_HIGH) - power * _LN2_LOW).exp(), power)
+
+    @classmethod
+    def of(cls, x: Tensor) -> Extended:
+        return cls.normal(x, 0.0)
+
+    def to_tensor(self) -> Tensor:
+        return torch.ldexp(self.mantissa, self.exponent.clamp(-2000, 2000))
+
+    def new_zeros(self, *shape: int) -> Extended:
+        return Extended(self.mantissa.new_zeros(*shape), self.mantissa.new_full(shape, _ZERO_EXPONENT))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.mantissa.shape
+
+    def __getitem__(self, index) -> Extended:
+        return Extended(self.mantissa[index], self.exponent[index])
+
+    def __setitem__(self, index, value: Extended) -> None:
+        self.mantissa[index] = value.mantissa
+        self.exponent[index] = value.exponent
+
+    def reshape(self, *shape: int) -> Extended:
+        return Extended(self.mantissa.reshape(*shape), self.exponent.reshape(*shape))
+
+    def transpose(self, a: int, b: int) -> Extended:
+        return Extended(self.mantissa.transpose(a, b), self.exponent.transpose(a, b))
+
+    @property
+    def mT(self) -> Extended:
+        return self.transpose(-2, -1)
+
+    def __add__(self, other: Extended) -> Extended:
+        top = torch.maximum(self.exponent, other.exponent)
+        return Extended.normal(_scaled(self.mantissa, self.exponent - top) + _scaled(other.mantissa, other.exponent - top), top)
+
+    def __mul__(self, other: Extended) -> Extended:
+        return Extended.normal(self.mantissa * other.mantissa, self.exponent + other.exponent)
+
+    def __truediv__(self, other: Extended) -> Extended:
+        return Extended.normal(self.mantissa / other.mantissa, self.exponent - other.exponent)
+
+    def sum(self, dim: int | tuple[int, ...], keepdim: bool = False) -> Extended:
+        top = self.exponent.amax(dim, keepdim=True)
+        total = _scaled(self.mantissa, self.exponent - top).sum(dim, keepdim=True)
+        result = Extended.normal(total, top)
+        if keepdim:
+            return result
+        return Extended(*(x.squeeze(dim) for x in (result.mantissa, result.exponent)))
+
+    def __matmul__(self, other: Extended) -> Extended:
+        exponent = self.exponent[..., :, :, None] + other.exponent[..., None, :, :]  # (..., M, K, N)
+        if exponent.shape[-2] == 0:
+            return self.new_zeros(*exponent.shape[:-2], exponent.shape[-1])
+        top = exponent.amax(-2, keepdim=True)
+        terms = _scaled(self.mantissa[..., :, :, None] * other.mantissa[..., None, :, :], exponent - top)
+        return Extended.normal(terms.sum(-2), top.squeeze(-2))
+
+
+def _scaled(mantissa: Tensor, exponent: Tensor) -> Tensor:
+    return torch.ldexp(mantissa, exponent.clamp(min=-2000))

@@ -1,0 +1,121 @@
+"""The nondeterministic stack: transition weights of a pushdown automaton -> attention weights over what was pushed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import chart, checks, native, reference
+from .backends import choose
+
+
+def nondeterministic_weights(
+    log_push: Tensor,
+    log_replace: Tensor,
+    log_pop: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention weights of the nondeterministic stack: how likely each earlier element is to be on top.
+
+    Args:
+        log_push: (B, T, Q, S, Q, S)
+            Log weights of pushing y and going to state r, given state q and x on top: `[b, t, q, x, r, y]`.
+            State 0 is the start state and symbol 0 the bottom symbol; -inf forbids a transition.
+        log_replace: (B, T, Q, S, Q, S)
+            Log weights of replacing the top symbol x by y. The element keeps its vector.
+        log_pop: (B, T, Q, S, Q)
+            Log weights of popping x. The bottom element is never popped.
+        lengths: (B,), optional
+            Steps of each sequence. What lies beyond is not read, and gives zero rows and zero gradients.
+        backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
+
+    Returns:
+        (B, T, T + 1, Q, S)
+            `weights[b, t, i, r, y]`: the share of all runs that are, after step t, in state r with symbol y on top,
+            and whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no run
+            reaches, because every transition is forbidden, is zero and has zero gradients.
+
+    Examples::
+
+        weights = nondeterministic_weights(log_push, log_replace, log_pop)
+        readings = torch.einsum("btiqs,bim->btqsm", weights, torch.cat([bottom, values], dim=1))
+    """
+    checks.check_transitions(log_push, log_replace, log_pop, lengths)
+    backend = choose(backend, log_push.device)
+    if backend == "reference":
+        return _reference(log_push, log_replace, log_pop, lengths)
+    if lengths is not None:
+        lengths = lengths.long()
+    return _weights(log_push, log_replace, log_pop, lengths, backend)
+
+
+def _check_numbers(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> None:
+    checks.check_length_values(lengths, log_push.shape[1])
+    for name, x in (("log_push", log_push), ("log_replace", log_replace), ("log_pop", log_pop)):
+        checks.check_numbers(name, x, lengths, minus_infinity=True)
+
+
+def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> Tensor:
+    _check_numbers(log_push.detach(), log_replace.detach(), log_pop.detach(), lengths)
+    if lengths is None:
+        return reference.nondeterministic_weights(log_push, log_replace, log_pop)
+    inside = chart.inside(lengths, log_push.shape[1])
+    inputs = (x.where(inside[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in (log_push, log_replace, log_pop))
+    return reference.nondeterministic_weights(*inputs).where(inside[..., None, None, None], 0.0)
+
+
+@torch.library.custom_op("stackattn::nondeterministic_weights", mutates_args=())
+def _weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, backend: str) -> Tensor:
+    if backend == "cpp":
+        checks.check_length_values(lengths, log_push.shape[1])
+        return native.nondeterministic(log_push, log_replace, log_pop, lengths)
+    _check_numbers(log_push, log_replace, log_pop, lengths)
+    return chart.nondeterministic(log_push, log_replace, log_pop, lengths).to(log_push.dtype)
+
+
+@torch.library.custom_op("stackattn::nondeterministic_weights_backward", mutates_args=())
+def _backward(
+    grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    if backend == "cpp":
+        return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
+    push, replace, pop = chart.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
+    return push.to(log_push.dtype).contiguous(), replace.to(log_push.dtype).contiguous(), pop.to(log_push.dtype).contiguous()
+
+
+@_weights.register_fake
+def _(log_push, log_replace, log_pop, lengths, backend):
+    B, T, Q, S = log_push.shape[:4]
+    return log_push.new_empty(B, T, T + 1, Q, S)
+
+
+@_backward.register_fake
+def _(grad, log_push, log_replace, log_pop, lengths, backend):
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (log_push, log_replace, log_pop))
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.backend = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _autograd(ctx, grad):
+    return *_backward(grad, *ctx.saved_tensors, ctx.backend), None, None
+
+
+_weights.register_autograd(_autograd, setup_context=_setup_context)
+
+
+@_weights.register_vmap
+def _(info, in_dims, log_push, log_replace, log_pop, lengths, backend):
+    tensors = native.fold(info, in_dims, log_push, log_replace, log_pop, lengths)
+    return _weights(*tensors, backend).unflatten(0, (info.batch_size, -1)), 0
+
+
+@_backward.register_vmap
+def _(info, in_dims, grad, log_push, log_replace, log_pop, lengths, backend):
+    tensors = native.fold(info, in_dims, grad, log_push, log_replace, log_pop, lengths)
+    found = _backward(*tensors, backend)
+    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in found), (0, 0, 0)
