@@ -1,0 +1,138 @@
+"""The equations of the stack attention paper (DuSell & Chiang, 2024), literal and slow: the oracle of every test.
+
+Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space), to be read beside them. Time points are
+the paper's: step t = 1..n leads from t-1 to t and uses index t-1 of the arguments. Everything is computed in float64
+and differentiable by plain autograd. A time point that no run survives to has readings, weights and gradients zero.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .log_chart import log_einsum, log_sum
+
+
+def superposition_readings(actions: Tensor, values: Tensor) -> Tensor:
+    """Readings (B, T, m) of actions (B, T, 3), in the order push, no-op, pop, on values (B, T, m)."""
+    (B, n, m), dtype = values.shape, values.dtype
+    actions, values = actions.double(), values.double()
+    V = values[:, :0]  # (B, t, m): the stack matrix after step t, top first
+    readings = [V]
+    for t in range(1, n + 1):
+        padded = torch.cat([V, values.new_zeros(B, 2, m)], 1)
+        above = torch.cat([values[:, t - 1 : t], V], 1)
+        at = padded[:, :t]
+        below = padded[:, 1 : t + 1]
+        push, noop, pop = actions[:, t - 1, :, None, None].unbind(1)
+        V = push * above + noop * at + pop * below
+        readings.append(V[:, :1])
+    return torch.cat(readings, 1).to(dtype)
+
+
+def superposition_weights(actions: Tensor) -> Tensor:
+    """Weights (B, T, T) of actions (B, T, 3): `weights[:, t, i]` is the share of value i in the reading of step t."""
+    B, n, _ = actions.shape
+    one_hot = torch.eye(n, dtype=actions.dtype, device=actions.device)
+    return superposition_readings(actions, one_hot.expand(B, n, n))
+
+
+def nondeterministic_readings(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, log_values: Tensor, log_bottom: Tensor
+) -> Tensor:
+    """Readings (B, T, Q, S, m), in real space, of positive values given as logs.
+
+    Log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q), where -inf forbids a transition; log_values (B, T, m);
+    log_bottom (m,) or (B, m).
+    """
+    push, replace, pop, v = (x.double() for x in (log_push, log_replace, log_pop, log_values))
+    (B, n, Q, S), m = push.shape[:4], v.shape[2]
+    bottom = log_bottom.double().expand(B, m)
+    _, gamma_prime, alpha = _inner_and_forward_weights(push, replace, pop)
+
+    zeta = {(-1, 0): _initial(push, B, Q, S, Q, S, 1) + bottom[:, None, None, None, None]}  # [i, t]: (B, Q, S, Q, S, m)
+    for t in range(1, n + 1):
+        for i in range(-1, t):
+            terms = []
+            if i == t - 1:
+                terms.append(push[:, t - 1, ..., None] + v[:, t - 1, None, None, None, None])
+            else:
+                terms.append(log_einsum("bqxszm,bszry->bqxrym", zeta[i, t - 1], replace[:, t - 1]))
+            if ks := range(i + 1, t - 1):
+                inner, popped = _stack(zeta[i, k] for k in ks), _stack(gamma_prime[k, t] for k in ks)
+                terms.append(log_einsum("bkqxuym,bkuyr->bqxrym", inner, popped))
+            zeta[i, t] = log_sum(_stack(terms), (1,))
+
+    readings = [alpha[0][:, None, :, :, None].expand(B, 1, Q, S, m)[:, :0]]
+    for t in range(1, n + 1):
+        eta = _sum_over_i("biqx,biqxrym->brym", alpha, zeta, t)
+        readings.append((eta - _log_total(alpha[t])[..., None]).exp()[:, None])
+    return torch.cat(readings, 1).to(log_values.dtype)
+
+
+def nondeterministic_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
+    """Weights (B, T, T+1, Q, S) of log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q).
+
+    W[t, i][r, y] = sum over q, x of alpha[i][q, x] gamma[i -> t][q, x -> r, y], divided by the sum of alpha[t]. Along
+    the third axis index 0 is the bottom vector (i = -1), index i+1 the value pushed at argument index i.
+    """
+    B, n, Q, S = log_push.shape[:4]
+    gamma, _, alpha = _inner_and_forward_weights(log_push.double(), log_replace.double(), log_pop.double())
+    weights = [alpha[0][:, None, None].expand(B, 1, n + 1, Q, S)[:, :0]]
+    for t in range(1, n + 1):
+        log_weights = _sum_over_i("biqx,biqxry->biry", alpha, gamma, t) - _log_total(alpha[t])[:, None]
+        weights.append(pad(log_weights.exp(), (0, 0, 0, 0, 0, n - t))[:, None])
+    return torch.cat(weights, 1).to(log_push.dtype)
+
+
+def _inner_and_forward_weights(
+    push: Tensor, replace: Tensor, pop: Tensor
+) -> tuple[dict[tuple[int, int], Tensor], dict[tuple[int, int], Tensor], dict[int, Tensor]]:
+    """Logs of gamma[i, t] (B, Q, S, Q, S), gamma'[k, t] (B, Q, S, Q) and alpha[t] (B, Q, S)."""
+    B, n, Q, S = push.shape[:4]
+    nothing = sum(
+        x[:, :0].sum() for x in (push, replace, pop)
+    )  # gradient zero, not None, where n is too small to use x
+    gamma = {(-1, 0): _initial(push, B, Q, S, Q, S) + nothing}
+    gamma_prime = {}
+    alpha = {-1: _initial(push, B, Q, S)}
+    alpha[0] = _sum_over_i("biqx,biqxry->bry", alpha, gamma, 0)
+    for t in range(1, n + 1):
+        for k in range(t - 1):
+            gamma_prime[k, t] = log_einsum("buysz,bszr->buyr", gamma[k, t - 1], pop[:, t - 1])
+        for i in range(-1, t):
+            terms = []
+            if i == t - 1:
+                terms.append(push[:, t - 1])
+            else:
+                terms.append(log_einsum("bqxsz,bszry->bqxry", gamma[i, t - 1], replace[:, t - 1]))
+            if ks := range(i + 1, t - 1):
+                inner, popped = _stack(gamma[i, k] for k in ks), _stack(gamma_prime[k, t] for k in ks)
+                terms.append(log_einsum("bkqxuy,bkuyr->bqxry", inner, popped))
+            gamma[i, t] = log_sum(_stack(terms), (1,))
+        alpha[t] = _sum_over_i("biqx,biqxry->bry", alpha, gamma, t)
+    return gamma, gamma_prime, alpha
+
+
+def _sum_over_i(equation: str, alpha: Mapping[int, Tensor], inner: Mapping[tuple[int, int], Tensor], t: int) -> Tensor:
+    """Sums of alpha[i][q, x] inner[i -> t][q, x -> ...] over the letters that the equation drops; i = -1..t-1."""
+    before = range(-1, t)
+    return log_einsum(equation, _stack(alpha[i] for i in before), _stack(inner[i, t] for i in before))
+
+
+def _initial(like: Tensor, *shape: int) -> Tensor:
+    """The log of an indicator: 1 in state 0 (start) with symbol 0 (bottom), 0 elsewhere."""
+    initial = like.new_full(shape, -torch.inf)
+    initial.flatten(1)[:, 0] = 0.0
+    return initial
+
+
+def _log_total(alpha_t: Tensor) -> Tensor:
+    """The log of the sum of alpha[t] (B, Q, S), as (B, 1, 1); zero where no run survives, so that 0 / 0 becomes 0."""
+    total = log_sum(alpha_t, (1, 2))[:, None, None]
+    return torch.where(total == -torch.inf, 0.0, total)
+
+
+def _stack(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(tensors), 1)

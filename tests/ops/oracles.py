@@ -1,0 +1,336 @@
+"""Independent ways to the same weights, for tests to compare with: enumeration of all runs, Python lists, log space."""
+
+import math
+from collections import defaultdict
+from functools import lru_cache, partial
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Transitions = tuple[Tensor, Tensor, Tensor]
+Step = tuple[str, int, int]  # kind, state and symbol; the symbol of a pop is -1
+Configuration = tuple[
+    int, tuple[tuple[int, int], ...]
+]  # state, and the stack as (symbol, step of the push) from the bottom
+
+
+def relative_error(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
+    """max|a - b| / max|b|, b being the one to trust; nan if either has one.
+
+    `floor` stands in for a smaller max|b|: gradients of hard weights vanish (e^-100), and rounding is all that is left.
+    """
+    if a.shape != b.shape:
+        raise ValueError(f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
+    if b.numel() == 0:
+        return 0.0
+    difference, size = (a.double() - b.double()).abs().max().item(), max(b.double().abs().max().item(), floor)
+    return difference / size if size > 0 else math.inf if difference > 0 else difference
+
+
+def random_transitions(
+    B: int,
+    T: int,
+    Q: int,
+    S: int,
+    scale: float = 1.0,
+    forbidden_share: float = 0.0,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    tied: bool = False,
+) -> Transitions:
+    """log_push, log_replace, log_pop: scale * randn, a share of the entries -inf. The same numbers for every dtype.
+
+    With a large scale one run has all the weight, and gradients vanish; `tied` draws -scale, 0 or scale, plus randn, so
+    that many runs are near the best.
+    """
+
+    def draw(*shape: int) -> Tensor:
+        logits = torch.randn(shape, generator=generator, dtype=torch.float64)
+        coarse = torch.randint(-1, 2, shape, generator=generator)
+        logits = logits + scale * coarse if tied else scale * logits
+        forbidden = torch.rand(shape, generator=generator, dtype=torch.float64) < forbidden_share
+        return logits.masked_fill(forbidden, -torch.inf).to(dtype)
+
+    return draw(B, T, Q, S, Q, S), draw(B, T, Q, S, Q, S), draw(B, T, Q, S, Q)
+
+
+def decoy(
+    T: int = 8, deeper: float = 0.0, Q: int = 1, dtype: torch.dtype = torch.float64
+) -> tuple[Transitions, Tensor]:
+    """A run of weight 1 that dies at the last step, hiding one of weight e^-700 and one of e^-712; and the weights.
+
+    The hidden runs part at step 0: the heavier pushes, the lighter replaces the bottom symbol. `deeper` is taken off
+    both of their logs. T >= 2.
+    """
+    S = 3
+    push, replace, pop = (torch.full(shape, -torch.inf, dtype=dtype) for shape in _shapes(1, T, Q, S))
+    replace[:, 0, 0, 0, 0, 1] = 0.0
+    push[:, 0, 0, 0, 0, 2] = -700.0 - deeper
+    replace[:, 0, 0, 0, 0, 2] = -712.0 - deeper
+    replace[:, 1 : T - 1, 0, 1, 0, 1] = 0.0
+    replace[:, 1:, 0, 2, 0, 2] = 0.0
+    weights = torch.zeros(1, T, T + 1, Q, S, dtype=torch.float64)
+    weights[:, : T - 1, 0, 0, 1] = 1.0
+    weights[:, : T - 1, 1, 0, 2] = math.exp(-700.0 - deeper)
+    weights[:, : T - 1, 0, 0, 2] = math.exp(-712.0 - deeper)
+    weights[:, T - 1, 1, 0, 2] = 1 / (1 + math.exp(-12))
+    weights[:, T - 1, 0, 0, 2] = 1 / (1 + math.exp(12))
+    return (push, replace, pop), weights
+
+
+def _shapes(B: int, T: int, Q: int, S: int) -> tuple[tuple[int, ...], ...]:
+    return (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+
+
+# Enumeration
+
+
+@lru_cache(maxsize=4)
+def all_runs(T: int, Q: int, S: int) -> list[dict[Configuration, np.ndarray]]:
+    """For t = 0..T, every run of t steps: rows (number of runs, t) of indices into `all_steps`, by where they end."""
+    moves = {(q, x): [(n, step) for n, (before, step) in enumerate(all_steps(Q, S)) if before == (q, x)]
+             for q, x in product(range(Q), range(S))}  # fmt: skip
+    reached: list[dict[Configuration, np.ndarray]] = [{(0, ((0, -1),)): np.zeros((1, 0), np.int32)}]
+    for t in range(T):
+        following = defaultdict(list)
+        for (q, contents), runs in reached[-1].items():
+            for index, (kind, r, y) in moves[q, contents[-1][0]]:
+                stack = list(contents)
+                if kind == "push":
+                    stack.append((y, t))
+                else:
+                    _, pushed = stack.pop()
+                    if kind == "replace":
+                        stack.append((y, pushed))
+                if stack:
+                    following[r, tuple(stack)].append(np.pad(runs, ((0, 0), (0, 1)), constant_values=index))
+        reached.append({configuration: np.concatenate(runs) for configuration, runs in following.items()})
+    return reached
+
+
+@lru_cache(maxsize=16)
+def all_steps(Q: int, S: int) -> list[tuple[tuple[int, int], Step]]:
+    """Every transition as ((state, symbol) before, step), in the order of `flat_transitions`."""
+    both = list(product(product(range(Q), range(S)), range(Q), range(S)))
+    return (
+        [(before, ("push", r, y)) for before, r, y in both]
+        + [(before, ("replace", r, y)) for before, r, y in both]
+        + [(before, ("pop", r, -1)) for before, r in product(product(range(Q), range(S)), range(Q))]
+    )
+
+
+def flat_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
+    """(B, T, number of transitions): the log weights of `all_steps`."""
+    return torch.cat([x.flatten(2) for x in (log_push, log_replace, log_pop)], 2)
+
+
+def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
+    """Weights (B, T, T+1, Q, S) by adding up every run, a Python list being the stack. T <= 5, Q and S <= 3."""
+    B, T, Q, S = log_push.shape[:4]
+    flat = flat_transitions(log_push, log_replace, log_pop)
+    rows = [flat.new_zeros(B, 0, T + 1, Q, S)]
+    for t, reached in enumerate(all_runs(T, Q, S)[1:], 1):
+        runs = torch.from_numpy(np.concatenate(list(reached.values()))).long()  # (N, t)
+        tops = [((contents[-1][1] + 1) * Q + q) * S + contents[-1][0] for q, contents in reached]
+        cells = torch.tensor(tops).repeat_interleave(torch.tensor([len(runs) for runs in reached.values()]))  # (N,)
+        log_weights = torch.stack([flat[:, s].index_select(1, runs[:, s]) for s in range(t)]).sum(0)  # (B, N)
+        top = log_weights.detach().amax(1, keepdim=True)
+        run_weights = (log_weights - top.masked_fill(top == -torch.inf, 0.0)).exp()
+        total = run_weights.sum(1)[:, None]
+        row = flat.new_zeros(B, (T + 1) * Q * S).index_add(1, cells, run_weights)
+        row = torch.where(total > 0, row / torch.where(total > 0, total, 1.0), 0.0)
+        rows.append(row.view(B, 1, T + 1, Q, S))
+    return torch.cat(rows, 1)
+
+
+def enumerate_runs(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> dict[tuple[Step, ...], float]:
+    """The log weight of every run of full length that no transition forbids. B = 1, T <= 5, Q and S <= 2."""
+    _, T, Q, S = log_push.shape[:4]
+    flat, steps = flat_transitions(log_push, log_replace, log_pop)[0].tolist(), all_steps(Q, S)
+    runs = np.concatenate(list(all_runs(T, Q, S)[T].values())).tolist()
+    log_weights = {tuple(steps[n][1] for n in run): math.fsum(flat[t][n] for t, n in enumerate(run)) for run in runs}
+    return {run: log_weight for run, log_weight in log_weights.items() if log_weight > -math.inf}
+
+
+def enumerate_superposition_weights(actions: Tensor) -> Tensor:
+    """Weights (B, T, T) by adding up all 3^T runs; popping an empty stack leaves it empty. T <= 8."""
+    B, T, _ = actions.shape
+    weights = torch.zeros(B, T, T, dtype=actions.dtype)
+    rows = [[weights[:, t, i] for i in range(T)] for t in range(T)]
+    for t in range(T):
+        for run in product(range(3), repeat=t + 1):
+            tops = _list_tops(["push", "noop", "pop"][a] for a in run)
+            if tops[-1] is not None:
+                rows[t][tops[-1]] = rows[t][tops[-1]] + torch.stack([actions[:, s, a] for s, a in enumerate(run)]).prod(
+                    0
+                )
+    return torch.stack([x for row in rows for x in row], 1).view(B, T, T) if T > 0 else weights
+
+
+# Hard actions
+
+
+def random_steps(T: int, Q: int, S: int, generator: torch.Generator, push_share: float = 0.4) -> list[Step]:
+    """A random run that never pops the bottom."""
+    steps, depth = [], 0
+    for _ in range(T):
+        u, v = torch.rand(2, generator=generator).tolist()
+        r, y = int(torch.randint(Q, (), generator=generator)), int(torch.randint(S, (), generator=generator))
+        if u < push_share:
+            steps.append(("push", r, y))
+            depth += 1
+        elif v < 0.6 and depth > 0:
+            steps.append(("pop", r, -1))
+            depth -= 1
+        else:
+            steps.append(("replace", r, y))
+    return steps
+
+
+def hard_transitions(steps: list[Step], Q: int, S: int, dtype: torch.dtype = torch.float64) -> Transitions:
+    """Log weights, B = 1, that allow one run only: these steps."""
+    push, replace, pop = (torch.full(shape, -torch.inf, dtype=dtype) for shape in _shapes(1, len(steps), Q, S))
+    q, symbols = 0, [0]
+    for t, (kind, r, y) in enumerate(steps):
+        if kind == "push":
+            push[0, t, q, symbols[-1], r, y] = 0.0
+            symbols.append(y)
+        elif kind == "replace":
+            replace[0, t, q, symbols[-1], r, y] = 0.0
+            symbols[-1] = y
+        else:
+            pop[0, t, q, symbols.pop(), r] = 0.0
+        q = r
+    return push, replace, pop
+
+
+def list_stack_weights(steps: list[Step], Q: int, S: int) -> Tensor:
+    """Weights (1, T, T+1, Q, S) of one certain run: a Python list is the stack."""
+    weights = torch.zeros(1, len(steps), len(steps) + 1, Q, S, dtype=torch.float64)
+    stack = [(-1, 0)]  # (step of the push, symbol)
+    for t, (kind, r, y) in enumerate(steps):
+        if kind == "push":
+            stack.append((t, y))
+        elif kind == "replace":
+            stack[-1] = (stack[-1][0], y)
+        else:
+            stack.pop()
+        pushed, symbol = stack[-1]
+        weights[0, t, pushed + 1, r, symbol] = 1.0
+    return weights
+
+
+def list_superposition_weights(kinds: list[str]) -> Tensor:
+    """Weights (1, T, T) of certain actions "push", "noop", "pop"."""
+    weights = torch.zeros(1, len(kinds), len(kinds), dtype=torch.float64)
+    for t, top in enumerate(_list_tops(kinds)):
+        if top is not None:
+            weights[0, t, top] = 1.0
+    return weights
+
+
+def _list_tops(kinds) -> list[int | None]:
+    """Which step's value is on top after each step; None for an empty stack."""
+    stack, tops = [], []
+    for t, kind in enumerate(kinds):
+        if kind == "push":
+            stack.append(t)
+        elif kind == "pop" and stack:
+            stack.pop()
+        tops.append(stack[-1] if stack else None)
+    return tops
+
+
+# Log space, for long sequences
+
+
+def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
+    """Weights (B, T, T+1, Q, S) by the chart in log space, for any scale of logits, with -inf, T up to some hundred.
+
+    Differentiable once; every row is recomputed in the backward pass, so memory grows as T^2.
+    """
+    B, n, Q, S = log_push.shape[:4]
+    if n == 0:
+        return log_push.new_zeros(B, 0, 1, Q, S)
+    # A constant per step changes no weight; smaller numbers have smaller rounding errors.
+    top = flat_transitions(log_push, log_replace, log_pop).detach().amax(2)[:, :, None, None, None]
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    push, replace, pop = log_push - top[..., None], log_replace - top[..., None], log_pop - top
+
+    # D[j], P[j]: (B, Q, S, n+1, Q), [from state, symbol, t, to state]; t starts at 0 and is -inf up to j.
+    D, P = {n: push.new_full((B, Q, S, n + 1, Q), -torch.inf)}, {}
+    for j in range(n - 1, -1, -1):
+        P[j], D[j] = _recomputed(
+            _chart_row, j, push[:, j], replace[:, j], pop[:, j], *(D[k] for k in range(j + 1, n + 1))
+        )
+
+    # F[t]: (B, n+1, Q, S), [i+1, state, symbol].
+    start = push.new_full((B, n + 1, Q, S), -torch.inf)
+    start[:, 0, 0, 0] = 0.0
+    F = [start]
+    for t in range(1, n + 1):
+        earlier = range(t - 1)
+        F.append(_recomputed(_chart_column, t, push[:, t - 1], replace[:, t - 1], F[t - 1],
+                             *(F[k] for k in earlier), *(P[k][:, :, :, t] for k in earlier)))  # fmt: skip
+    log_weights = torch.stack(F[1:], 1)
+    total = _safe_logsumexp(log_weights.flatten(2), 2)[:, :, None, None, None]
+    nothing = log_pop[:, :0].sum()  # a gradient of zero, not None, where T is 1
+    return (log_weights - torch.where(total == -torch.inf, 0.0, total)).exp() + nothing
+
+
+def _chart_row(j: int, push: Tensor, replace: Tensor, pop: Tensor, *D: Tensor) -> tuple[Tensor, Tensor]:
+    """P[j] and D[j] from D[j+1], ..., D[n]."""
+    after, n = D[0], j + len(D)
+    B, Q, S = push.shape[:3]
+    # (B, from state, symbol, t, to state, (state, symbol)), summed over the last axis
+    following = after.permute(0, 3, 4, 1, 2).reshape(B, 1, 1, n + 1, Q, Q * S)
+    P = _safe_logsumexp(push.reshape(B, Q, S, 1, 1, Q * S) + following, 5)
+    replaced = _safe_logsumexp(replace.reshape(B, Q, S, 1, 1, Q * S) + following, 5)
+    if j + 3 <= n:
+        inner = P[:, :, :, j + 2 : n]  # (B, p, w, k, o)
+        outer = torch.stack(D[1:-1], 1)[:, :, :, :, j + 3 :]  # (B, k, o, w, t, r)
+        terms = inner[:, :, :, None, None] + outer.permute(0, 3, 4, 5, 1, 2)[:, None]  # (B, p, w, t, r, k, o)
+        popped = _safe_logsumexp(terms.flatten(5), 5)
+        late = _safe_logsumexp(torch.stack([replaced[:, :, :, j + 3 :], popped]), 0)
+        replaced = torch.cat([replaced[:, :, :, : j + 3], late], 3)
+    return P, torch.cat([replaced[:, :, :, : j + 1], pop[:, :, :, None], replaced[:, :, :, j + 2 :]], 3)
+
+
+def _chart_column(t: int, push: Tensor, replace: Tensor, last: Tensor, *F_and_P: Tensor) -> Tensor:
+    """F[t] from F[t-1], F[0..t-2] and P[0..t-2] at t."""
+    alpha = _safe_logsumexp(last, 1)
+    pushed = _safe_logsumexp((alpha[..., None, None] + push).flatten(1, 2), 1)  # (B, r, y)
+    terms = [_safe_logsumexp((last[..., None, None] + replace[:, None]).flatten(2, 3), 2)]  # (B, i, r, y)
+    if t >= 2:
+        F, P = torch.stack(F_and_P[: t - 1], 1), torch.stack(F_and_P[t - 1 :], 1)  # (B, k, i, u, y), (B, k, u, y, r)
+        popped = F.permute(0, 2, 4, 1, 3)[:, :, None] + P.permute(0, 4, 3, 1, 2)[:, None]  # (B, i, r, y, k, u)
+        terms.append(_safe_logsumexp(popped.flatten(4), 4))
+    column = _safe_logsumexp(torch.stack(terms), 0)
+    return torch.cat([column[:, :t], pushed[:, None], column[:, t + 1 :]], 1)
+
+
+def _safe_logsumexp(x: Tensor, dim: int) -> Tensor:
+    return _LogSumExp.apply(x, dim)
+
+
+class _LogSumExp(torch.autograd.Function):
+    """logsumexp whose gradient is each term's share of the sum, and zero where the sum is of nothing."""
+
+    @staticmethod
+    def forward(ctx, x, dim):
+        y = torch.logsumexp(x, dim)
+        ctx.save_for_backward(x, y)
+        ctx.dim = dim
+        return y
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        x, y = ctx.saved_tensors
+        y = y.masked_fill(y == -torch.inf, 0.0)
+        return grad_outputs[0].unsqueeze(ctx.dim) * (x - y.unsqueeze(ctx.dim)).exp(), None
+
+
+_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
