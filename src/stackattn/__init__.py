@@ -1,5 +1,17 @@
 """stackattn: stack attention for PyTorch."""
 
-from .ops import backends, nondeterministic_weights, superposition_weights
+from .ops import (
+    NondeterministicState,
+    SuperpositionState,
+    backends,
+    nondeterministic_weights,
+    superposition_weights,
+)
 
-__all__ = ["backends", "nondeterministic_weights", "superposition_weights"]
+__all__ = [
+    "NondeterministicState",
+    "SuperpositionState",
+    "backends",
+    "nondeterministic_weights",
+    "superposition_weights",
+]

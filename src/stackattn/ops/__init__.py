@@ -2,6 +2,13 @@
 
 from .backends import backends
 from .nondeterministic import nondeterministic_weights
+from .states import NondeterministicState, SuperpositionState
 from .superposition import superposition_weights
 
-__all__ = ["backends", "nondeterministic_weights", "superposition_weights"]
+__all__ = [
+    "NondeterministicState",
+    "SuperpositionState",
+    "backends",
+    "nondeterministic_weights",
+    "superposition_weights",
+]

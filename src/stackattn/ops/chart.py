@@ -110,10 +110,10 @@ def nondeterministic(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, len
     """Attention weights (B, T, T + 1, Q, S) in float64."""
     Q = log_push.shape[2]
     inputs = _neutral(log_push, log_replace, log_pop, lengths)
-    chart = fill(_steps(*inputs, extended=False), Q)
+    chart = fill(scaled_steps(*inputs, extended=False), Q)
     weights, _, _ = _normalise(chart, Q)
     for b in _not_vouched(chart, lengths):
-        exact = fill(_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
+        exact = fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
         weights[b] = _normalise(exact, Q)[0][0]
     if lengths is not None:
         weights = weights.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
@@ -130,18 +130,18 @@ def nondeterministic_backward(
         # the normalisation has a derivative too
         grad = (grad - (grad * weights).sum((2, 3, 4), keepdim=True)).where(alive, 0.0)
         dF = _to_chart((Extended.of(grad) if isinstance(mass, Extended) else grad) / mass)
-        return _log_gradients(steps, walk_back(steps, chart, dF, Q), Q)
+        return log_gradients(steps, walk_back(steps, chart, dF, Q), Q)
 
     Q = log_push.shape[2]
     inputs = _neutral(log_push, log_replace, log_pop, lengths)
     grad = grad.double()
     if lengths is not None:
         grad = grad.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
-    steps = _steps(*inputs, extended=False)
+    steps = scaled_steps(*inputs, extended=False)
     chart = fill(steps, Q)
     results = gradients(steps, chart, grad)
     for b in _not_vouched(chart, lengths):
-        steps = _steps(*(x[b : b + 1] for x in inputs), extended=True)
+        steps = scaled_steps(*(x[b : b + 1] for x in inputs), extended=True)
         for result, exact in zip(results, gradients(steps, fill(steps, Q), grad[b : b + 1]), strict=True):
             result[b] = exact[0]
     return results
@@ -161,7 +161,7 @@ def _neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Te
     return [x.where(mask[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in inputs]
 
 
-def _steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: bool) -> Steps:
+def scaled_steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: bool) -> Steps:
     """Weights of each step, divided by their largest outgoing row sum: then nothing overflows, and it cancels in the end."""
     B, n, Q, S = log_push.shape[:4]
     # symbols before states, so that one symbol's rows lie together
@@ -172,7 +172,7 @@ def _steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: boo
     return Steps(*(Extended.exp(x - shift) if extended else (x - shift).exp() for x in (push, replace, pop)))
 
 
-def _log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Tensor, Tensor]:
+def log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of a log weight is weight * gradient of the weight."""
     products = (w * g for w, g in zip(weights, gradients, strict=True))
     push, replace, pop = (x.to_tensor() if isinstance(x, Extended) else x for x in products)
@@ -211,13 +211,13 @@ def _to_chart(grad: Number) -> Number:
 
 
 def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
-    chart = fill(_actions(actions, lengths), 1, superposition=True)
+    chart = fill(action_steps(actions, lengths), 1, superposition=True)
     weights = chart.F[:, 0, 1:, 1:].mT  # (B, T, T)
     return weights if lengths is None else weights.where(inside(lengths, actions.shape[1])[..., None], 0.0)
 
 
 def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
-    steps = _actions(actions, lengths)
+    steps = action_steps(actions, lengths)
     chart = fill(steps, 1, superposition=True)
     grad = grad.double()
     if lengths is not None:
@@ -228,7 +228,7 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     return torch.cat([x.reshape(x.shape[:2] + (1,)) for x in found], dim=-1).transpose(0, 1)  # (B, T, 3)
 
 
-def _actions(actions: Tensor, lengths: Tensor | None) -> Steps:
+def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
     if lengths is not None:
         actions = actions.where(inside(lengths, actions.shape[1])[..., None], 0.0)
     return Steps(*(x[..., None] for x in actions.double().transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each

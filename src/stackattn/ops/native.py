@@ -14,7 +14,7 @@ def _wide(x: Tensor) -> Tensor:
     return (x if x.dtype == torch.float64 else x.float()).contiguous()
 
 
-def _call(name: str, sizes: tuple[int, int, int, int], lengths: Tensor | None, *tensors: Tensor) -> tuple[int, int, int]:
+def _call(name: str, sizes: tuple[int, int, int, int], lengths: Tensor | None, *tensors: Tensor) -> tuple[int, int, int, bool]:
     if lengths is not None:
         lengths = lengths.contiguous()
     assert _kernel is not None
@@ -32,7 +32,7 @@ def nondeterministic(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, len
     B, T, Q, S = log_push.shape[:4]
     inputs = [_wide(x) for x in (log_push, log_replace, log_pop)]
     weights = inputs[0].new_empty(B, T, T + 1, Q, S)
-    argument, sequence, step = _call("nondeterministic", (B, T, Q, S), lengths, *inputs, weights)
+    argument, sequence, step, _ = _call("nondeterministic", (B, T, Q, S), lengths, *inputs, weights)
     if argument:
         raise checks.bad_number(("log_push", "log_replace", "log_pop")[argument - 1], sequence, step, minus_infinity=True)
     return weights.to(log_push.dtype)
@@ -53,7 +53,7 @@ def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
     B, T = actions.shape[:2]
     wide = _wide(actions)
     weights = wide.new_empty(B, T, T)
-    argument, sequence, step = _call("superposition", (B, T, 1, 1), lengths, wide, weights)
+    argument, sequence, step, _ = _call("superposition", (B, T, 1, 1), lengths, wide, weights)
     if argument:
         raise checks.bad_number("actions", sequence, step, minus_infinity=False)
     return weights.to(actions.dtype)
@@ -76,3 +76,62 @@ def fold(info, in_dims, *tensors: Tensor | None) -> list[Tensor | None]:
             x = x.flatten(0, 1)
         folded.append(x)
     return folded
+
+
+def extend(data: Tensor, call, *inputs: Tensor) -> tuple[Tensor, bool]:
+    """Append the steps of `inputs` to the states in `data` (B, room); returns their attention weights."""
+    (Q, S), (B, c) = call.layout, inputs[0].shape[:2]
+    wide = [_wide(x) for x in inputs]
+    T = call.before + c
+    weights = wide[0].new_empty((B, c, T) if call.superposition else (B, c, T + 1, Q, S))
+    pointers = [x.data_ptr() for x in wide] + [0] * (3 - len(wide))
+    argument, sequence, step, vouched = _state_call("extend", (B, c, Q, S), data, call, wide[0].dtype, *pointers, weights.data_ptr())
+    if argument:
+        name = "actions" if call.superposition else ("log_push", "log_replace", "log_pop")[argument - 1]
+        raise checks.bad_number(name, sequence, step, minus_infinity=not call.superposition)
+    return weights.to(inputs[0].dtype), vouched
+
+
+def retract(
+    state: Tensor, call, inputs: list[Tensor], grad_weights: Tensor | None, grad_state: Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Gradients with respect to the state before the call's steps, and to its inputs; `state` is the one after them."""
+    (Q, S), (B, c) = call.layout, inputs[0].shape[:2]
+    wide = [_wide(x) for x in inputs]
+    grads = [torch.empty_like(x) for x in wide]
+    grad_before = state.new_empty(B, call.layout.size(call.before))
+    pointers = [x.data_ptr() for x in wide] + [0] * (3 - len(wide))
+    outputs = [x.data_ptr() for x in grads] + [0] * (3 - len(grads))
+    if grad_weights is not None:
+        grad_weights = grad_weights.to(wide[0].dtype).contiguous()
+    if grad_state is not None:
+        grad_state = grad_state.contiguous()
+    _state_call(
+        "retract",
+        (B, c, Q, S),
+        state,
+        call,
+        wide[0].dtype,
+        *pointers,
+        0 if grad_weights is None else grad_weights.data_ptr(),
+        0 if grad_state is None else grad_state.data_ptr(),
+        0 if grad_state is None else grad_state.shape[1],
+        grad_before.data_ptr(),
+        *outputs,
+    )
+    return grad_before, [x.to(inputs[0].dtype) for x in grads]
+
+
+def _state_call(name: str, sizes: tuple[int, ...], data: Tensor, call, dtype: torch.dtype, *rest: int):
+    lengths = None if call.lengths is None else call.lengths.contiguous()
+    return getattr(_kernel, name)(
+        sizes,
+        0 if lengths is None else lengths.data_ptr(),
+        torch.get_num_threads(),
+        dtype == torch.float64,
+        data.data_ptr(),
+        data.stride(0),
+        call.before,
+        call.superposition,
+        *rest,
+    )

@@ -1,9 +1,8 @@
 // The entry points: one sequence after another, on as many threads as asked for. Compiled once for each instruction set.
 #include "kernel.h"
 
-#include <atomic>
-
 #include "chart.h"
+#include "columns.h"
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -34,8 +33,8 @@ class FlushDenormals {
 };
 
 template <class Body>
-BadInput for_each_sequence(const Problem& problem, Body body) {
-  std::vector<BadInput> found(problem.batch);
+Report for_each_sequence(const Problem& problem, Body body) {
+  std::vector<Report> found(problem.batch);
   const int threads = int(std::max<int64_t>(1, std::min<int64_t>(problem.threads, problem.batch)));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -44,12 +43,13 @@ BadInput for_each_sequence(const Problem& problem, Body body) {
     for (int64_t s = 0; s < problem.batch; ++s)
       found[s] = body(s, problem.lengths ? problem.lengths[s] : problem.steps);
   }
-  for (int64_t s = 0; s < problem.batch; ++s)
-    if (found[s].argument) {
-      found[s].sequence = s;
-      return found[s];
-    }
-  return {};
+  Report all;
+  for (int64_t s = problem.batch - 1; s >= 0; --s) {
+    const bool vouched = all.vouched && found[s].vouched;
+    if (found[s].argument) all = {found[s].argument, s, found[s].step};
+    all.vouched = vouched;
+  }
+  return all;
 }
 
 template <class IO>
@@ -58,48 +58,57 @@ bool bad(IO x) {
 }
 
 // A step's weights, exp(log weight - shift): the shift makes the largest outgoing row sum 1, so that nothing overflows.
-// It cancels in every attention weight.
+// It cancels in every attention weight. Returns the number of a bad argument, or 0.
 template <class A, class IO>
-BadInput load(Chart<A>& chart, const IO* push, const IO* repl, const IO* pop) {
-  const int Q = chart.Q, QS = chart.QS;
-  for (int t = 1; t <= chart.n; ++t, push += QS * QS, repl += QS * QS, pop += QS * Q) {
-    double top = -INFINITY;
-    for (int i = 0; i < QS * QS; ++i) {
-      if (bad(push[i])) return {1, 0, t - 1};
-      if (bad(repl[i])) return {2, 0, t - 1};
-      top = std::max(top, double(std::max(push[i], repl[i])));
-    }
-    for (int i = 0; i < QS * Q; ++i) {
-      if (bad(pop[i])) return {3, 0, t - 1};
-      top = std::max(top, double(pop[i]));
-    }
-    if (top == -INFINITY) top = 0;
-    for (int i = 0; i < QS * QS; ++i) {
-      A::set(chart.push(t), i, A::exp(push[i] - top));
-      A::set(chart.repl(t), i, A::exp(repl[i] - top));
-    }
-    for (int i = 0; i < QS * Q; ++i) A::set(chart.pop(t), i, A::exp(pop[i] - top));
-    if constexpr (A::kPlanes == 1) {
-      double largest = 0;
-      for (int s = 0; s < QS; ++s) {
-        double row = 0;
-        for (int i = 0; i < QS; ++i) row += chart.push(t)[s * QS + i] + chart.repl(t)[s * QS + i];
-        for (int i = 0; i < Q; ++i) row += chart.pop(t)[s * Q + i];
-        largest = std::max(largest, row);
-      }
-      if (largest == 0) continue;
-      for (int i = 0; i < QS * QS; ++i) chart.push(t)[i] /= largest, chart.repl(t)[i] /= largest;
-      for (int i = 0; i < QS * Q; ++i) chart.pop(t)[i] /= largest;
-    }
+int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, typename A::Ptr push_to, typename A::Ptr repl_to,
+              typename A::Ptr pop_to) {
+  double top = -INFINITY;
+  for (int i = 0; i < QS * QS; ++i) {
+    if (bad(push[i])) return 1;
+    if (bad(repl[i])) return 2;
+    top = std::max(top, double(std::max(push[i], repl[i])));
   }
+  for (int i = 0; i < QS * Q; ++i) {
+    if (bad(pop[i])) return 3;
+    top = std::max(top, double(pop[i]));
+  }
+  if (top == -INFINITY) top = 0;
+  for (int i = 0; i < QS * QS; ++i) {
+    A::set(push_to, i, A::exp(push[i] - top));
+    A::set(repl_to, i, A::exp(repl[i] - top));
+  }
+  for (int i = 0; i < QS * Q; ++i) A::set(pop_to, i, A::exp(pop[i] - top));
+  if constexpr (A::kPlanes == 1) {
+    double largest = 0;
+    for (int s = 0; s < QS; ++s) {
+      double row = 0;
+      for (int i = 0; i < QS; ++i) row += push_to[s * QS + i] + repl_to[s * QS + i];
+      for (int i = 0; i < Q; ++i) row += pop_to[s * Q + i];
+      largest = std::max(largest, row);
+    }
+    if (largest == 0) return 0;
+    const double scale = 1 / largest;
+    for (int i = 0; i < QS * QS; ++i) push_to[i] *= scale, repl_to[i] *= scale;
+    for (int i = 0; i < QS * Q; ++i) pop_to[i] *= scale;
+  }
+  return 0;
+}
+
+template <class A, class IO>
+Report load(Chart<A>& chart, const IO* push, const IO* repl, const IO* pop) {
+  const int Q = chart.Q, QS = chart.QS;
+  for (int t = 1; t <= chart.n; ++t, push += QS * QS, repl += QS * QS, pop += QS * Q)
+    if (const int argument = load_step<A>(Q, QS, push, repl, pop, chart.push(t), chart.repl(t), chart.pop(t)))
+      return {argument, 0, t - 1};
   return {};
 }
 
 // A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step): while no
 // mass is below e^-600, nothing that was lost can matter. See docs/maths.md.
+constexpr double kSmallestMass = 2.6e-261;
 bool vouched(const Chart<Linear>& chart) {
   for (int t = 1; t <= chart.n; ++t)
-    if (!(chart.mass(t) >= 2.6e-261)) return false;
+    if (!(chart.mass(t) >= kSmallestMass)) return false;
   return true;
 }
 
@@ -169,25 +178,25 @@ struct Transitions {
 };
 
 template <class IO>
-BadInput nondeterministic_as(const Problem& p, const void* push, const void* repl, const void* pop, void* weights) {
+Report nondeterministic_as(const Problem& p, const void* push, const void* repl, const void* pop, void* weights) {
   return for_each_sequence(p, [&](int64_t s, int64_t length) {
     const Transitions<IO> in(p, push, repl, pop, s);
     IO* out = (IO*)weights + s * p.steps * (p.steps + 1) * p.states * p.symbols;
     {
       Chart<Linear> chart(length, p.states, p.symbols, false, false);
-      const BadInput problem = load(chart, in.push, in.repl, in.pop);
+      const Report problem = load(chart, in.push, in.repl, in.pop);
       if (problem.argument) return problem;
       chart.forward();
       if (vouched(chart)) {
         store_weights(chart, p.steps, out);
-        return BadInput{};
+        return Report{};
       }
     }
     Chart<Extended> chart(length, p.states, p.symbols, false, false);
     load(chart, in.push, in.repl, in.pop);
     chart.forward();
     store_weights(chart, p.steps, out);
-    return BadInput{};
+    return Report{};
   });
 }
 
@@ -204,30 +213,30 @@ void walk_back(Chart<A>& chart, const Problem& p, const void* grad_weights, int6
 }
 
 template <class IO>
-BadInput nondeterministic_backward_as(const Problem& p, const void* push, const void* repl, const void* pop,
+Report nondeterministic_backward_as(const Problem& p, const void* push, const void* repl, const void* pop,
                                       const void* grad_weights, void* grad_push, void* grad_repl, void* grad_pop) {
   return for_each_sequence(p, [&](int64_t s, int64_t length) {
     const Transitions<IO> in(p, push, repl, pop, s);
     {
       Chart<Linear> chart(length, p.states, p.symbols, false, true);
-      const BadInput problem = load(chart, in.push, in.repl, in.pop);
+      const Report problem = load(chart, in.push, in.repl, in.pop);
       if (problem.argument) return problem;
       chart.forward();
       if (vouched(chart)) {
         walk_back<Linear, IO>(chart, p, grad_weights, s, grad_push, grad_repl, grad_pop);
-        return BadInput{};
+        return Report{};
       }
     }
     Chart<Extended> chart(length, p.states, p.symbols, false, true);
     load(chart, in.push, in.repl, in.pop);
     chart.forward();
     walk_back<Extended, IO>(chart, p, grad_weights, s, grad_push, grad_repl, grad_pop);
-    return BadInput{};
+    return Report{};
   });
 }
 
 template <class IO>
-BadInput load_actions(Chart<Linear>& chart, const IO* actions) {
+Report load_actions(Chart<Linear>& chart, const IO* actions) {
   for (int t = 1; t <= chart.n; ++t, actions += 3) {
     for (int i = 0; i < 3; ++i)
       if (bad(actions[i]) || bad(-actions[i])) return {1, 0, t - 1};
@@ -239,10 +248,10 @@ BadInput load_actions(Chart<Linear>& chart, const IO* actions) {
 }
 
 template <class IO>
-BadInput superposition_as(const Problem& p, const void* actions, void* weights) {
+Report superposition_as(const Problem& p, const void* actions, void* weights) {
   return for_each_sequence(p, [&](int64_t s, int64_t length) {
     Chart<Linear> chart(length, 1, 1, true, false);
-    const BadInput problem = load_actions(chart, (const IO*)actions + s * p.steps * 3);
+    const Report problem = load_actions(chart, (const IO*)actions + s * p.steps * 3);
     if (problem.argument) return problem;
     chart.forward();
     IO* out = (IO*)weights + s * p.steps * p.steps;
@@ -252,15 +261,15 @@ BadInput superposition_as(const Problem& p, const void* actions, void* weights) 
       std::fill(out + t, out + p.steps, IO(0));
     }
     std::fill(out, out + (p.steps - length) * p.steps, IO(0));
-    return BadInput{};
+    return Report{};
   });
 }
 
 template <class IO>
-BadInput superposition_backward_as(const Problem& p, const void* actions, const void* grad_weights, void* grad_actions) {
+Report superposition_backward_as(const Problem& p, const void* actions, const void* grad_weights, void* grad_actions) {
   return for_each_sequence(p, [&](int64_t s, int64_t length) {
     Chart<Linear> chart(length, 1, 1, true, true);
-    const BadInput problem = load_actions(chart, (const IO*)actions + s * p.steps * 3);
+    const Report problem = load_actions(chart, (const IO*)actions + s * p.steps * 3);
     if (problem.argument) return problem;
     chart.forward();
     chart.clear_weight_gradients();
@@ -277,24 +286,160 @@ BadInput superposition_backward_as(const Problem& p, const void* actions, const 
       out[2] = IO(chart.dpop(t)[0]);
     }
     std::fill(out, out + (p.steps - length) * 3, IO(0));
-    return BadInput{};
+    return Report{};
   });
 }
 
-BadInput nondeterministic(const Problem& p, const void* push, const void* repl, const void* pop, void* weights) {
+// The weights of one step of a state: as given, or the step that changes nothing where the sequence has ended.
+template <class IO>
+int load_column(const Problem& p, bool superposition, bool ended, const IO* push, const IO* repl, const IO* pop, double* push_to,
+                double* repl_to, double* pop_to) {
+  const int Q = p.states, QS = p.states * p.symbols;
+  if (ended) {
+    std::fill_n(push_to, long(QS) * QS, 0.0);
+    std::fill_n(repl_to, long(QS) * QS, 0.0);
+    for (int s = 0; s < QS; ++s) repl_to[long(s) * QS + s] = 1;
+    std::fill_n(pop_to, QS * Q, 0.0);
+    return 0;
+  }
+  if (!superposition) return load_step<Linear>(Q, QS, push, repl, pop, push_to, repl_to, pop_to);
+  for (int i = 0; i < 3; ++i)
+    if (bad(push[i]) || bad(-push[i])) return 1;
+  *push_to = push[0];
+  *repl_to = push[1];
+  *pop_to = push[2];
+  return 0;
+}
+
+// Row t of the attention weights has a column for the bottom element only in the nondeterministic stack.
+template <class IO>
+struct Rows {
+  int64_t per_step, per_row, first;
+  Rows(const Problem& p, const State& state, bool superposition)
+      : per_step(p.states * p.symbols), per_row((state.before + p.steps + !superposition) * per_step), first(superposition) {}
+};
+
+template <class IO>
+Report extend_as(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
+                 void* weights) {
+  const int Q = p.states, S = p.symbols, QS = Q * S;
+  const Rows<IO> rows(p, state, superposition);
+  return for_each_sequence(p, [&](int64_t s, int64_t length) {
+    Columns columns(Q, S, superposition, state.data + s * state.stride, state.before + p.steps);
+    Report report;
+    for (int64_t step = 0; step < p.steps; ++step) {
+      const long t = state.before + step + 1;
+      const int64_t at = s * p.steps + step;
+      const bool ended = step >= length;
+      const int64_t wide = superposition ? 3 : QS * QS;
+      report.argument = load_column(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
+                                    (const IO*)pop + at * QS * Q, columns.push(t), columns.repl(t), columns.pop());
+      report.step = step;
+      if (report.argument) return report;
+      columns.extend(t);
+      IO* out = (IO*)weights + at * rows.per_row;
+      std::fill_n(out, rows.per_row, IO(0));
+      if (ended) continue;
+      const double mass = superposition ? 1 : columns.mass(t);
+      if (!(mass >= kSmallestMass)) {
+        report.vouched = false;
+        return report;
+      }
+      for (int r = 0; r < Q; ++r)
+        for (int y = 0; y < S; ++y)
+          for (int64_t i = rows.first; i <= t; ++i)
+            out[(i - rows.first) * QS + r * S + y] = IO(columns.weights(t, y, r)[i] / mass);
+    }
+    return report;
+  });
+}
+
+template <class IO>
+Report retract_as(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
+                  const void* grad_weights, const State& grad_after, double* grad_before, void* grad_push, void* grad_repl,
+                  void* grad_pop) {
+  const int Q = p.states, S = p.symbols, QS = Q * S;
+  const Rows<IO> rows(p, state, superposition);
+  const Layout layout(Q, S);
+  const long kept = layout.offset(state.before + 1), all = layout.offset(state.before + p.steps + 1);
+  return for_each_sequence(p, [&](int64_t s, int64_t length) {
+    Columns columns(Q, S, superposition, state.data + s * state.stride, state.before + p.steps);
+    double* before = grad_before + s * kept;
+    std::vector<double> added(all - kept, 0.0);  // the gradient of the columns that the chunk appended
+    if (grad_after.data) {
+      const double* after = grad_after.data + s * grad_after.stride;
+      std::copy_n(after, kept, before);
+      std::copy_n(after + kept, all - kept, added.data());
+    } else {
+      std::fill_n(before, kept, 0.0);
+    }
+    const auto gradient = [&](long t) {
+      return t <= state.before ? before + layout.offset(t) : added.data() + (layout.offset(t) - kept);
+    };
+    std::vector<double> dpush(QS * QS), drepl(QS * QS), dpop(QS * Q);
+    for (int64_t step = p.steps - 1; step >= 0; --step) {
+      const long t = state.before + step + 1;
+      const int64_t at = s * p.steps + step;
+      const bool ended = step >= length;
+      const int64_t wide = superposition ? 3 : QS * QS;
+      // the state has the step's push and replace weights, but not its pop weights
+      load_column(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
+                  (const IO*)pop + at * QS * Q, dpush.data(), drepl.data(), columns.pop());
+      if (!ended && grad_weights) {
+        const IO* grad = (const IO*)grad_weights + at * rows.per_row;
+        const double mass = superposition ? 1 : columns.mass(t);
+        double mean = 0;
+        if (!superposition)
+          for (int r = 0; r < Q; ++r)
+            for (int y = 0; y < S; ++y)
+              for (int64_t i = 0; i <= t; ++i) mean += columns.weights(t, y, r)[i] / mass * double(grad[i * QS + r * S + y]);
+        for (int r = 0; r < Q; ++r)
+          for (int y = 0; y < S; ++y)
+            for (int64_t i = rows.first; i <= t; ++i)
+              gradient(t)[layout.f(t, y, r) + i] += (double(grad[(i - rows.first) * QS + r * S + y]) - mean) / mass;
+      }
+      columns.retract(t, gradient, dpush.data(), drepl.data(), dpop.data());
+      if (superposition) {
+        IO* out = (IO*)grad_push + at * 3;
+        out[0] = ended ? 0 : IO(dpush[0]), out[1] = ended ? 0 : IO(drepl[0]), out[2] = ended ? 0 : IO(dpop[0]);
+        continue;
+      }
+      for (int i = 0; i < QS * QS; ++i) {
+        ((IO*)grad_push)[at * wide + i] = ended ? 0 : IO(columns.push(t)[i] * dpush[i]);
+        ((IO*)grad_repl)[at * wide + i] = ended ? 0 : IO(columns.repl(t)[i] * drepl[i]);
+      }
+      for (int i = 0; i < QS * Q; ++i) ((IO*)grad_pop)[at * QS * Q + i] = ended ? 0 : IO(columns.pop()[i] * dpop[i]);
+    }
+    return Report{};
+  });
+}
+
+Report nondeterministic(const Problem& p, const void* push, const void* repl, const void* pop, void* weights) {
   return (p.wide ? nondeterministic_as<double> : nondeterministic_as<float>)(p, push, repl, pop, weights);
 }
-BadInput nondeterministic_backward(const Problem& p, const void* push, const void* repl, const void* pop,
+Report nondeterministic_backward(const Problem& p, const void* push, const void* repl, const void* pop,
                                    const void* grad_weights, void* grad_push, void* grad_repl, void* grad_pop) {
   return (p.wide ? nondeterministic_backward_as<double> : nondeterministic_backward_as<float>)(
       p, push, repl, pop, grad_weights, grad_push, grad_repl, grad_pop);
 }
-BadInput superposition(const Problem& p, const void* actions, void* weights) {
+Report superposition(const Problem& p, const void* actions, void* weights) {
   return (p.wide ? superposition_as<double> : superposition_as<float>)(p, actions, weights);
 }
-BadInput superposition_backward(const Problem& p, const void* actions, const void* grad_weights, void* grad_actions) {
+Report superposition_backward(const Problem& p, const void* actions, const void* grad_weights, void* grad_actions) {
   return (p.wide ? superposition_backward_as<double> : superposition_backward_as<float>)(p, actions, grad_weights,
                                                                                        grad_actions);
+}
+
+int64_t state_size(int64_t states, int64_t symbols, int64_t steps) { return Layout(states, symbols).offset(steps + 1); }
+Report extend(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
+              void* weights) {
+  return (p.wide ? extend_as<double> : extend_as<float>)(p, state, superposition, push, repl, pop, weights);
+}
+Report retract(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
+               const void* grad_weights, const State& grad_after, double* grad_before, void* grad_push, void* grad_repl,
+               void* grad_pop) {
+  return (p.wide ? retract_as<double> : retract_as<float>)(p, state, superposition, push, repl, pop, grad_weights, grad_after,
+                                                          grad_before, grad_push, grad_repl, grad_pop);
 }
 
 }  // namespace
@@ -303,6 +448,6 @@ BadInput superposition_backward(const Problem& p, const void* actions, const voi
 #define STACKATTN_STRING(x) STACKATTN_STRING_(x)
 extern const Kernel kernel;
 const Kernel kernel = {STACKATTN_STRING(STACKATTN_KERNEL), nondeterministic, nondeterministic_backward, superposition,
-                       superposition_backward};
+                       superposition_backward, state_size, extend, retract};
 
 }  // namespace STACKATTN_KERNEL

@@ -11,19 +11,34 @@ struct Problem {
   bool wide;
 };
 
-// A number that is nan or +inf inside the lengths (for actions also a negative one). `argument` is 0 if there is none.
-struct BadInput {
-  int argument = 0;  // 1, 2, 3: push, replace, pop
+// What a call found out about its input.
+struct Report {
+  int argument = 0;  // 1, 2, 3: there is nan or +inf in push, replace or pop; 0: all is well
   int64_t sequence = 0, step = 0;
+  bool vouched = true;  // false: plain doubles cannot vouch for the state's weights, see docs/maths.md
+};
+
+// The states of a batch, `stride` doubles apart, with `before` steps in them (columns.h has their form).
+struct State {
+  double* data;
+  int64_t stride, before;
 };
 
 struct Kernel {
   const char* name;
   // (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q) -> (B,T,T+1,Q,S)
-  BadInput (*nondeterministic)(const Problem&, const void* push, const void* replace, const void* pop, void* weights);
-  BadInput (*nondeterministic_backward)(const Problem&, const void* push, const void* replace, const void* pop,
+  Report (*nondeterministic)(const Problem&, const void* push, const void* replace, const void* pop, void* weights);
+  Report (*nondeterministic_backward)(const Problem&, const void* push, const void* replace, const void* pop,
                                         const void* grad_weights, void* grad_push, void* grad_replace, void* grad_pop);
   // (B,T,3) -> (B,T,T)
-  BadInput (*superposition)(const Problem&, const void* actions, void* weights);
-  BadInput (*superposition_backward)(const Problem&, const void* actions, const void* grad_weights, void* grad_actions);
+  Report (*superposition)(const Problem&, const void* actions, void* weights);
+  Report (*superposition_backward)(const Problem&, const void* actions, const void* grad_weights, void* grad_actions);
+  // States: the number of doubles in one, adding steps to it, and the way back. For the superposition stack `push` is the actions.
+  // Null gradients are zero.
+  int64_t (*state_size)(int64_t states, int64_t symbols, int64_t steps);
+  Report (*extend)(const Problem&, const State&, bool superposition, const void* push, const void* replace, const void* pop,
+                   void* weights);
+  Report (*retract)(const Problem&, const State&, bool superposition, const void* push, const void* replace, const void* pop,
+                    const void* grad_weights, const State& grad_after, double* grad_before, void* grad_push,
+                    void* grad_replace, void* grad_pop);
 };

@@ -43,16 +43,14 @@ Problem problem(nb::tuple sizes, Address lengths, int threads, bool wide) {
           static_cast<const int64_t*>(in(lengths)), threads, wide};
 }
 
-nb::tuple report(const BadInput& bad) { return nb::make_tuple(bad.argument, bad.sequence, bad.step); }
-
 template <class Call>
 nb::tuple run(Call call) {
-  BadInput bad;
+  Report found;
   {
     nb::gil_scoped_release release;
-    bad = call();
+    found = call();
   }
-  return report(bad);
+  return nb::make_tuple(found.argument, found.sequence, found.step, found.vouched);
 }
 
 }  // namespace
@@ -81,5 +79,23 @@ NB_MODULE(_kernel, m) {
                                      Address grad_weights, Address grad_actions) {
     const Problem p = problem(sizes, lengths, threads, wide);
     return run([&] { return kernel().superposition_backward(p, in(actions), in(grad_weights), out(grad_actions)); });
+  });
+  m.def("state_size", [](int64_t states, int64_t symbols, int64_t steps) { return kernel().state_size(states, symbols, steps); });
+  m.def("extend", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
+                     bool superposition, Address push, Address replace, Address pop, Address weights) {
+    const Problem p = problem(sizes, lengths, threads, wide);
+    const State state{static_cast<double*>(out(data)), stride, before};
+    return run([&] { return kernel().extend(p, state, superposition, in(push), in(replace), in(pop), out(weights)); });
+  });
+  m.def("retract", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
+                      bool superposition, Address push, Address replace, Address pop, Address grad_weights, Address grad_after,
+                      int64_t grad_stride, Address grad_before, Address grad_push, Address grad_replace, Address grad_pop) {
+    const Problem p = problem(sizes, lengths, threads, wide);
+    const State state{static_cast<double*>(out(data)), stride, before};
+    const State after{static_cast<double*>(out(grad_after)), grad_stride, before};
+    return run([&] {
+      return kernel().retract(p, state, superposition, in(push), in(replace), in(pop), in(grad_weights), after,
+                              static_cast<double*>(out(grad_before)), out(grad_push), out(grad_replace), out(grad_pop));
+    });
   });
 }

@@ -1,0 +1,203 @@
+"""The chart one column at a time, in plain PyTorch: what a stack needs that is extended step by step.
+
+A state is a flat array for each sequence (`Layout`), the same one that the kernel's columns.h reads and writes. A step
+is one triangular solve and a few products, on any device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .chart import SMALLEST_MASS, Steps, inside
+
+
+class Layout(NamedTuple):
+    """Where the entries of a state of T steps are: column t = 1..T has P, F, push and replace of that step, see columns.h."""
+
+    Q: int
+    S: int
+
+    def size(self, T: int) -> int:
+        Q, QS = self.Q, self.Q * self.S
+        return QS * (Q * T * (T - 1) // 2 + T * (T + 3) // 2 + 2 * QS * T)
+
+    def _offset(self, t: Tensor) -> Tensor:
+        Q, QS = self.Q, self.Q * self.S
+        return QS * (Q * (t - 1) * (t - 2) // 2 + (t - 1) * (t + 2) // 2 + 2 * QS * (t - 1))
+
+    def positions(self, T: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+        """For P (S, j, Q, t, Q), F (S, i, t, Q), push and replace (t, S, Q, S, Q), time points 0..T: where each entry is,
+        and whether it is there at all."""
+        Q, S = self
+
+        def axis(size: int, dim: int, dims: int) -> Tensor:
+            return torch.arange(size, device=device).reshape([-1 if d == dim else 1 for d in range(dims)])
+
+        w, j, p, t, r = (axis(size, dim, 5) for dim, size in enumerate((S, T + 1, Q, T + 1, Q)))
+        P = self._offset(t) + ((w * Q + r) * (t - 1) + j) * Q + p
+        found = [(P, (j <= t - 2).expand(P.shape))]
+        y, i, t, r = (axis(size, dim, 4) for dim, size in enumerate((S, T + 1, T + 1, Q)))
+        F = self._offset(t) + Q * S * (t - 1) * Q + (y * Q + r) * (t + 1) + i
+        found.append((F, ((i <= t) & (t > 0)).expand(F.shape)))
+        t, x, q, y, r = (axis(size, dim, 5) for dim, size in enumerate((T, S, Q, S, Q)))
+        push = self._offset(t + 1) + Q * S * (t * Q + t + 2) + (q * S + x) * Q * S + r * S + y
+        everywhere = torch.ones_like(push, dtype=torch.bool)
+        return [*found, (push, everywhere), (push + (Q * S) ** 2, everywhere)]
+
+
+class Dense(NamedTuple):
+    """A state (or its gradient) as tensors over the time points 0..T."""
+
+    P: Tensor  # (B, S, T+1, Q, T+1, Q)
+    F: Tensor  # (B, S, T+1, T+1, Q)
+    push: Tensor  # (B, T, S, Q, S, Q)
+    replace: Tensor  # (B, T, S, Q, S, Q)
+
+
+def unpack(state: Tensor, layout: Layout, T: int) -> Dense:
+    positions = layout.positions(T, state.device)
+    if state.shape[1] == 0:
+        return Dense(*(state.new_zeros(state.shape[0], *at.shape) for at, _ in positions))
+    return Dense(*(state[:, at.where(there, 0)].where(there, 0.0) for at, there in positions))
+
+
+def pack(dense: Dense, layout: Layout, T: int) -> Tensor:
+    """The first T steps of `dense`."""
+    state = dense.P.new_empty(dense.P.shape[0], layout.size(T))
+    P, F, push, replace = dense
+    parts = (P[:, :, : T + 1, :, : T + 1], F[:, :, : T + 1, : T + 1], push[:, :T], replace[:, :T])
+    for x, (at, there) in zip(parts, layout.positions(T, state.device), strict=True):
+        state[:, at[there]] = x[:, there]
+    return state
+
+
+class Column(NamedTuple):
+    """What one step computes on the way: the system, its solution, and what was on top before."""
+
+    system: Tensor  # (B, N, N), unit upper triangular, N = (t - 1) S Q
+    D: Tensor  # (B, t - 1, S Q, Q): D[j -> t] for j = 1..t-1
+    alpha: Tensor  # (B, S Q) at t - 1
+    on_top: Tensor  # (B, t, S Q): F[. -> t - 1]
+
+
+def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
+    """`pop` is (B, S Q, Q)."""
+    B, S, _, Q = dense.P.shape[:4]
+    system = pop.new_zeros(B, t - 1, S, Q, t - 1, S, Q)
+    system.diagonal(dim1=2, dim2=5).copy_(dense.P[:, :, 1:t, :, 1:t].permute(0, 2, 3, 4, 5, 1)).neg_()
+    if t > 2:
+        kept = dense.replace[:, 1 : t - 1].permute(0, 2, 3, 4, 5, 1)
+        system.diagonal(offset=1, dim1=1, dim2=4).sub_(kept)
+    N = (t - 1) * S * Q
+    system = system.reshape(B, N, N)
+    popped = pop.new_zeros(B, N, Q)
+    popped[:, N - S * Q :] = pop[:, : min(N, S * Q)]
+    D = torch.linalg.solve_triangular(system, popped, upper=True, unitriangular=True)
+    on_top = dense.F[:, :, :t, t - 1].permute(0, 2, 1, 3).reshape(B, t, S * Q)
+    alpha = torch.ones_like(on_top[:, 0]) if superposition else on_top.sum(1)
+    return Column(system, D.reshape(B, t - 1, S * Q, Q), alpha, on_top)
+
+
+def extend(
+    state: Tensor, layout: Layout, before: int, steps: Steps, lengths: Tensor | None, superposition: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """The state after `steps` (c, B, ...), the attention weights (B, c, i, Q, S) and whether plain doubles vouch for them."""
+    (c, B), (Q, S) = steps.push.shape[:2], layout
+    T = before + c
+    dense = _grown(unpack(state, layout, before), c, superposition)
+    dense.push[:, before:] = steps.push.transpose(0, 1).reshape(B, c, S, Q, S, Q)
+    dense.replace[:, before:] = steps.replace.transpose(0, 1).reshape(B, c, S, Q, S, Q)
+    for t in range(before + 1, T + 1):
+        step = t - before - 1
+        column = _column(dense, steps.pop[step], t, superposition)
+        inner = dense.push[:, : t - 1].reshape(B, t - 1, S * Q, S * Q) @ column.D  # (B, t - 1, S Q, Q)
+        dense.P[:, :, : t - 1, :, t] = inner.reshape(B, t - 1, S, Q, Q).transpose(1, 2)
+        kept = (column.on_top @ steps.replace[step]).reshape(B, t, S, Q).transpose(1, 2)
+        after = dense.F[:, :, :t, : t - 1].reshape(B, S, t, (t - 1) * Q)
+        returned = after @ dense.P[:, :, : t - 1, :, t].reshape(B, S, (t - 1) * Q, Q)
+        dense.F[:, :, :t, t] = kept + returned
+        dense.F[:, :, t, t] = (column.alpha[:, None] @ steps.push[step]).reshape(B, S, Q)
+    rows = dense.F[:, :, :, before + 1 :].permute(0, 3, 2, 4, 1)  # (B, c, T + 1, Q, S)
+    if superposition:
+        return pack(dense, layout, T), _masked(rows[:, :, 1:], lengths), True
+    mass = rows.sum((2, 3, 4), keepdim=True)
+    vouched = mass >= SMALLEST_MASS
+    if lengths is not None:
+        vouched |= ~inside(lengths, c)[..., None, None, None]
+    return pack(dense, layout, T), _masked(rows / mass, lengths), bool(vouched.all())
+
+
+def retract(
+    state: Tensor,
+    layout: Layout,
+    before: int,
+    steps: Steps,
+    lengths: Tensor | None,
+    superposition: bool,
+    grad_weights: Tensor | None,
+    grad_after: Tensor | None,
+) -> tuple[Tensor, Steps]:
+    """Gradients with respect to the state before and to the weights of the steps; `state` is the state after them."""
+    (c, B), (Q, S) = steps.push.shape[:2], layout
+    T = before + c
+    dense = unpack(state, layout, T)
+    if not superposition:
+        dense.F[:, 0, 0, 0, 0] = 1.0
+    grad = unpack(torch.zeros_like(state) if grad_after is None else grad_after, layout, T)
+    if grad_weights is not None:
+        grad_weights = _masked(grad_weights.double(), lengths)
+        if superposition:
+            grad.F[:, :, 1:, before + 1 :] += grad_weights.permute(0, 4, 2, 1, 3)
+        else:
+            rows = dense.F[:, :, :, before + 1 :].permute(0, 3, 2, 4, 1)
+            mass = rows.sum((2, 3, 4), keepdim=True)
+            mean = (grad_weights * rows / mass).sum((2, 3, 4), keepdim=True)
+            grad.F[:, :, :, before + 1 :] += ((grad_weights - mean) / mass).permute(0, 4, 2, 1, 3)
+    pops = []
+    for t in range(T, before, -1):
+        step = t - before - 1
+        column = _column(dense, steps.pop[step], t, superposition)
+        dF = grad.F[:, :, :t, t].permute(0, 2, 1, 3).reshape(B, t, S * Q)
+        pushed = grad.F[:, :, t, t].reshape(B, 1, S * Q)
+        grad.push[:, t - 1] += (column.alpha[:, :, None] * pushed).reshape(B, S, Q, S, Q)
+        grad.replace[:, t - 1] += (column.on_top.mT @ dF).reshape(B, S, Q, S, Q)
+        below = dF @ steps.replace[step].mT
+        if not superposition:
+            below = below + pushed @ steps.push[step].mT
+        grad.F[:, :, :t, t - 1] += below.reshape(B, t, S, Q).transpose(1, 2)
+        after = dense.F[:, :, :t, : t - 1].reshape(B, S, t, (t - 1) * Q)
+        inner = dense.P[:, :, : t - 1, :, t].reshape(B, S, (t - 1) * Q, Q)
+        dF = grad.F[:, :, :t, t]  # (B, S, t, Q)
+        dP = grad.P[:, :, : t - 1, :, t].reshape(B, S, (t - 1) * Q, Q) + after.mT @ dF
+        grad.F[:, :, :t, : t - 1] += (dF @ inner.mT).reshape(B, S, t, t - 1, Q)
+        dP = dP.reshape(B, S, t - 1, Q, Q).transpose(1, 2).reshape(B, t - 1, S * Q, Q)
+        dD = dense.push[:, : t - 1].reshape(B, t - 1, S * Q, S * Q).mT @ dP
+        adjoint = torch.linalg.solve_triangular(
+            column.system.mT, dD.reshape(B, (t - 1) * S * Q, Q), upper=False, unitriangular=True
+        ).reshape(B, t - 1, S * Q, Q)
+        grad.push[:, : t - 1] += (dP @ column.D.mT).reshape(B, t - 1, S, Q, S, Q)
+        grad.replace[:, 1 : t - 1] += (adjoint[:, :-1] @ column.D[:, 1:].mT).reshape(B, max(t - 2, 0), S, Q, S, Q)
+        ours, theirs = (x.reshape(B, t - 1, S, Q, Q) for x in (adjoint, column.D))
+        grad.P[:, :, 1:t, :, 1:t] += torch.einsum("bjwpr,bkwsr->bwjpks", ours, theirs)
+        pops.append(adjoint[:, -1] if t > 1 else torch.zeros_like(steps.pop[step]))
+    pop = torch.stack(pops[::-1])
+    push, replace = (x[:, before:].reshape(B, c, S * Q, S * Q).transpose(0, 1) for x in (grad.push, grad.replace))
+    return pack(grad, layout, before), Steps(push, replace, pop)
+
+
+def _grown(dense: Dense, c: int, superposition: bool) -> Dense:
+    """Room for c more time points; and the bottom element, which is there before every step."""
+    P = torch.nn.functional.pad(dense.P, (0, 0, 0, c, 0, 0, 0, c))
+    F = torch.nn.functional.pad(dense.F, (0, 0, 0, c, 0, c))
+    if not superposition:
+        F[:, 0, 0, 0, 0] = 1.0
+    push, replace = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 0, 0, 0, 0, c)) for x in (dense.push, dense.replace))
+    return Dense(P, F, push, replace)
+
+
+def _masked(rows: Tensor, lengths: Tensor | None) -> Tensor:
+    return rows if lengths is None else rows.where(inside(lengths, rows.shape[1])[..., None, None, None], 0.0)
+
