@@ -260,22 +260,21 @@ def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) ->
     top = top.masked_fill(top == -torch.inf, 0.0)
     push, replace, pop = log_push - top[..., None], log_replace - top[..., None], log_pop - top
 
-    # D[j], P[j]: (B, Q, S, n+1, Q), [from state, symbol, t, to state]; t starts at 0 and is -inf up to j.
-    D, P = {n: push.new_full((B, Q, S, n + 1, Q), -torch.inf)}, {}
+    # D[j], P[j]: (B, S, n+1, Q, Q), [symbol, t, to state, from state]; -inf up to t = j. Sums run along memory.
+    D, P = {n: push.new_full((B, S, n + 1, Q, Q), -torch.inf)}, {}
     for j in range(n - 1, -1, -1):
-        P[j], D[j] = _recomputed(
-            _chart_row, j, push[:, j], replace[:, j], pop[:, j], *(D[k] for k in range(j + 1, n + 1))
-        )
+        later = [D[k] for k in range(j + 1, n + 1)]
+        P[j], D[j] = _recomputed(_chart_row, j, push[:, j], replace[:, j], pop[:, j], *later)
 
-    # F[t]: (B, n+1, Q, S), [i+1, state, symbol].
-    start = push.new_full((B, n + 1, Q, S), -torch.inf)
+    # F[t]: (B, S, t+1, Q), [symbol, i+1, state].
+    start = push.new_full((B, S, 1, Q), -torch.inf)
     start[:, 0, 0, 0] = 0.0
     F = [start]
     for t in range(1, n + 1):
-        earlier = range(t - 1)
-        F.append(_recomputed(_chart_column, t, push[:, t - 1], replace[:, t - 1], F[t - 1],
-                             *(F[k] for k in earlier), *(P[k][:, :, :, t] for k in earlier)))  # fmt: skip
-    log_weights = torch.stack(F[1:], 1)
+        earlier = [*F[: t - 1], *(P[k][:, :, t] for k in range(t - 1))]
+        F.append(_recomputed(_chart_column, push[:, t - 1], replace[:, t - 1], F[t - 1], *earlier))
+
+    log_weights = torch.stack([_pad(column, n + 1) for column in F[1:]], 1).permute(0, 1, 3, 4, 2)
     total = _safe_logsumexp(log_weights.flatten(2), 2)[:, :, None, None, None]
     nothing = log_pop[:, :0].sum()  # a gradient of zero, not None, where T is 1
     return (log_weights - torch.where(total == -torch.inf, 0.0, total)).exp() + nothing
@@ -283,33 +282,38 @@ def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) ->
 
 def _chart_row(j: int, push: Tensor, replace: Tensor, pop: Tensor, *D: Tensor) -> tuple[Tensor, Tensor]:
     """P[j] and D[j] from D[j+1], ..., D[n]."""
-    after, n = D[0], j + len(D)
-    B, Q, S = push.shape[:3]
-    # (B, from state, symbol, t, to state, (state, symbol)), summed over the last axis
-    following = after.permute(0, 3, 4, 1, 2).reshape(B, 1, 1, n + 1, Q, Q * S)
-    P = _safe_logsumexp(push.reshape(B, Q, S, 1, 1, Q * S) + following, 5)
-    replaced = _safe_logsumexp(replace.reshape(B, Q, S, 1, 1, Q * S) + following, 5)
+    n = j + len(D)
+    following = D[0].permute(0, 2, 3, 4, 1)[:, None, :, :, None]  # (B, 1, t, r, 1, s, z)
+    P = _safe_logsumexp((push.transpose(1, 2)[:, :, None, None] + following).flatten(5), 5)
+    row = _safe_logsumexp((replace.transpose(1, 2)[:, :, None, None] + following).flatten(5), 5)  # (B, w, t, r, p)
     if j + 3 <= n:
-        inner = P[:, :, :, j + 2 : n]  # (B, p, w, k, o)
-        outer = torch.stack(D[1:-1], 1)[:, :, :, :, j + 3 :]  # (B, k, o, w, t, r)
-        terms = inner[:, :, :, None, None] + outer.permute(0, 3, 4, 5, 1, 2)[:, None]  # (B, p, w, t, r, k, o)
-        popped = _safe_logsumexp(terms.flatten(5), 5)
-        late = _safe_logsumexp(torch.stack([replaced[:, :, :, j + 3 :], popped]), 0)
-        replaced = torch.cat([replaced[:, :, :, : j + 3], late], 3)
-    return P, torch.cat([replaced[:, :, :, : j + 1], pop[:, :, :, None], replaced[:, :, :, j + 2 :]], 3)
+        inner = P[:, :, j + 2 : n].permute(0, 1, 4, 2, 3)  # (B, w, p, k, o)
+        outer = torch.stack([later[:, :, j + 3 :] for later in D[1:-1]], 4)  # (B, w, t, r, k, o)
+        popped = _safe_logsumexp((inner[:, :, None, None] + outer[:, :, :, :, None]).flatten(5), 5)
+        late = _safe_logsumexp(torch.stack([row[:, :, j + 3 :], popped]), 0)
+        row = torch.cat([row[:, :, : j + 3], late], 2)
+    return P, torch.cat([row[:, :, : j + 1], pop.permute(0, 2, 3, 1)[:, :, None], row[:, :, j + 2 :]], 2)
 
 
-def _chart_column(t: int, push: Tensor, replace: Tensor, last: Tensor, *F_and_P: Tensor) -> Tensor:
+def _chart_column(push: Tensor, replace: Tensor, last: Tensor, *F_and_P: Tensor) -> Tensor:
     """F[t] from F[t-1], F[0..t-2] and P[0..t-2] at t."""
+    earlier = len(F_and_P) // 2
+    last = last.permute(0, 2, 3, 1)  # (B, i, s, z)
     alpha = _safe_logsumexp(last, 1)
     pushed = _safe_logsumexp((alpha[..., None, None] + push).flatten(1, 2), 1)  # (B, r, y)
-    terms = [_safe_logsumexp((last[..., None, None] + replace[:, None]).flatten(2, 3), 2)]  # (B, i, r, y)
-    if t >= 2:
-        F, P = torch.stack(F_and_P[: t - 1], 1), torch.stack(F_and_P[t - 1 :], 1)  # (B, k, i, u, y), (B, k, u, y, r)
-        popped = F.permute(0, 2, 4, 1, 3)[:, :, None] + P.permute(0, 4, 3, 1, 2)[:, None]  # (B, i, r, y, k, u)
-        terms.append(_safe_logsumexp(popped.flatten(4), 4))
-    column = _safe_logsumexp(torch.stack(terms), 0)
-    return torch.cat([column[:, :t], pushed[:, None], column[:, t + 1 :]], 1)
+    column = _safe_logsumexp((last[..., None, None] + replace[:, None]).flatten(2, 3), 2)  # (B, i, r, y)
+    column = torch.cat([column, pushed[:, None]], 1).permute(0, 3, 1, 2)  # (B, y, i, r)
+    if earlier > 0:
+        F = torch.stack([_pad(before, earlier) for before in F_and_P[:earlier]], 3)  # (B, y, i, k, u)
+        P = torch.stack(F_and_P[earlier:], 3)  # (B, y, r, k, u)
+        popped = _safe_logsumexp((F[:, :, :, None] + P[:, :, None]).flatten(4), 4)  # (B, y, i, r)
+        old = _safe_logsumexp(torch.stack([column[:, :, :earlier], popped]), 0)
+        column = torch.cat([old, column[:, :, earlier:]], 2)
+    return column
+
+
+def _pad(column: Tensor, size: int) -> Tensor:
+    return torch.nn.functional.pad(column, (0, 0, 0, size - column.shape[2]), value=-torch.inf)
 
 
 def _safe_logsumexp(x: Tensor, dim: int) -> Tensor:
@@ -321,7 +325,8 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, dim):
-        y = torch.logsumexp(x, dim)
+        top = x.amax(dim, keepdim=True)
+        y = _fast_exp_(x - top.masked_fill(top == -torch.inf, 0.0)).sum(dim).log_() + top.squeeze(dim)
         ctx.save_for_backward(x, y)
         ctx.dim = dim
         return y
@@ -330,7 +335,12 @@ class _LogSumExp(torch.autograd.Function):
     def backward(ctx, *grad_outputs):
         x, y = ctx.saved_tensors
         y = y.masked_fill(y == -torch.inf, 0.0)
-        return grad_outputs[0].unsqueeze(ctx.dim) * (x - y.unsqueeze(ctx.dim)).exp(), None
+        return _fast_exp_(x - y.unsqueeze(ctx.dim)).mul_(grad_outputs[0].unsqueeze(ctx.dim)), None
+
+
+def _fast_exp_(x: Tensor) -> Tensor:
+    """exp in place, with e^-700 and less as 0: where it underflows, exp is 30 times slower."""
+    return torch.nn.functional.threshold_(x, -700.0, -torch.inf).exp_()
 
 
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
