@@ -17,7 +17,7 @@ def log_sum(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     top = x.detach().amax(dim, keepdim=True)
     nothing = top == -torch.inf
     # e^-700 is nothing beside the 1 of the largest term, and exp is 30 times slower where it underflows.
-    terms = (x - top.masked_fill(nothing, 0.0)).clamp(min=-700.0).exp()
+    terms = (x - top.masked_fill(nothing, 0.0)).clamp_(min=-700.0).exp_()
     return torch.where(nothing.squeeze(dim), -torch.inf, terms.sum(dim).log() + top.squeeze(dim))
 
 
