@@ -79,6 +79,15 @@ def test_a_forced_run_is_found(otherwise, seed):
         assert run.log_weight == 0
 
 
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_unit_interval_choose_no_forbidden_run(monkeypatch, uniform):
+    cases = [random_transitions(1, 8, 2, 2, 1, 0.5, seeded(seed)) for seed in range(10)]
+    monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.full(shape, uniform, dtype=torch.float64))
+    for inputs in cases:
+        (samples,) = sample_runs(*inputs, 1)
+        assert math.isfinite(samples[0].log_weight)
+
+
 def test_extreme_logits():
     inputs = random_transitions(2, 60, 3, 2, 1000, 0.4, seeded())
     chart = log_chart(*inputs, torch.amax)
