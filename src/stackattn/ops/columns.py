@@ -6,6 +6,7 @@ is one triangular solve and a few products, on any device.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,7 @@ class Layout(NamedTuple):
         return [*found, (push, everywhere), (push + QS * _padded(QS), everywhere)]
 
 
+@functools.cache
 def _sum_of_ceilings(n: int, a: int, b: int) -> int:
     """sum of ceil((i * a + b) / 8) for i = 0..n-1"""
     whole, rest = divmod(n, 8)
