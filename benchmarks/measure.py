@@ -14,7 +14,7 @@ from torch import Tensor
 from .steps import Shape, Step
 
 TURN = 0.05  # seconds that a fast step runs before the next one has its turn
-PATIENCE = 60.0  # seconds after which two rounds are enough
+PATIENCE = 30.0  # seconds after which two rounds are enough
 
 
 def _run(step: Step) -> tuple[float, float, int]:

@@ -17,9 +17,7 @@ class Contender:
     build: Callable[[Shape], Step]
     longest: int = 10**9  # left out where T is larger
     once: bool = False  # too slow to repeat: measured once, on the largest number of threads
-    multiply_adds: Callable[[Shape], float] | None = (
-        None  # useful ones, forward and backward, recomputation not counted
-    )
+    multiply_adds: Callable[[Shape], float] | None = None  # of forward and backward, recomputation not counted
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,27 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import __main__ as command
-from benchmarks import report, targets
+from benchmarks import measure, report, targets
 from benchmarks.registry import CASES
 
-TINY = ["--shapes", "B=2,T=2,Q=2,S=2,m=2", "B=2,T=4,Q=2,S=2,m=2", "--budget", "0", "--without", targets.RATE]
+TINY = ["--shapes", "B=2,T=3,Q=2,S=2,m=2", "--budget", "0", "--without", targets.RATE]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "FOLDER", tmp_path)
     monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "TURN", 0.0)
     return tmp_path
 
 
 @pytest.fixture(autouse=True)
 def threads():
-    import torch
-
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
