@@ -1,7 +1,6 @@
 """`python -m benchmarks`: measure the cases, compare with the targets, write the results."""
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
@@ -91,11 +90,10 @@ def main(argv: list[str]) -> int:
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(groups))
         for name, shape, contenders in groups:
-            label = " ".join(f"{letter}={getattr(shape, letter)}" for letter in CASES[name].fields)
-            progress.update(task, description=f"{name} {label}")
+            progress.update(task, description=f"{name} {shape.label(CASES[name].fields)}")
             rows += _measure(name, shape, contenders, threads, args.budget)
             progress.advance(task)
-    environment["load after"] = round(os.getloadavg()[0], 2)
+    environment["cores busy with other things"] = measure.busy_elsewhere(rows)
     print(report.markdown(environment, rows))
     if not args.no_verify:
         whole = not (args.cases or args.shapes or args.without) and threads == [1, 2]

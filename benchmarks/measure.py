@@ -1,12 +1,14 @@
 """Time and memory of steps."""
 
+import math
 import multiprocessing
+import os
 import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ def compare(steps: dict[str, Step], threads: int, budget: float) -> dict[str, di
     """The best times of steps that take turns, so that a noisy machine hits them alike; the first round warms up."""
     torch.set_num_threads(threads)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    start, rounds = time.perf_counter(), 0
+    start, rounds, elsewhere = time.perf_counter(), 0, _elsewhere()
     while (spent := time.perf_counter() - start) < budget or rounds < (2 if spent > PATIENCE else 3):
         for name, step in steps.items():
             turn = time.perf_counter()
@@ -42,7 +44,22 @@ def compare(steps: dict[str, Step], threads: int, budget: float) -> dict[str, di
                 if time.perf_counter() - turn > TURN:
                     break
         rounds += 1
-    return {name: _summary(x) for name, x in times.items()}
+    busy = (_elsewhere() - elsewhere) / (time.perf_counter() - start)
+    return {name: _summary(x) | {"busy_elsewhere": busy} for name, x in times.items()}
+
+
+def _elsewhere() -> float:
+    """Seconds that the cores have worked for others than this process (Linux; elsewhere nan)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return math.nan
+    user, nice, system, _idle, _wait, irq, softirq, stolen = map(int, stat.read_text().split(maxsplit=9)[1:9])
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def busy_elsewhere(rows: list[dict]) -> str:
+    found = [row["busy_elsewhere"] for row in rows if "busy_elsewhere" in row]
+    return f"{mean(found):.2f} on average, at most {max(found):.2f} (figures of a busy machine mean little)"
 
 
 def _summary(times: list[tuple[float, float]]) -> dict[str, float]:

@@ -16,6 +16,7 @@ import stackattn
 from stackattn.ops.native import _kernel
 
 from .registry import CASES
+from .steps import Shape
 from .targets import TARGETS, Results, Row
 
 FOLDER = Path(__file__).parent / "results"
@@ -35,7 +36,6 @@ def environment(command: str, threads: list[int]) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": threads,
         "kernel": _kernel.name() if _kernel is not None else stackattn.backends()["cpp"],
-        "load before": round(os.getloadavg()[0], 2),
     }
 
 
@@ -96,9 +96,8 @@ def markdown(environment: dict[str, Any], rows: list[Row]) -> str:
 
 
 def _line(results: Results, row: Row, fields: str, first: str) -> list[str]:
-    shape = " ".join(f"{letter}={row['shape'][letter]}" for letter in fields)
     return [
-        shape,
+        Shape(**row["shape"]).label(fields),
         str(row["threads"]),
         row["contender"],
         f"{1e3 * row['forward']:.4g}",

@@ -19,6 +19,9 @@ class Shape(NamedTuple):
     S: int = 3  # stack symbols
     m: int = 32  # size of the pushed vectors
 
+    def label(self, letters: str) -> str:
+        return " ".join(f"{letter}={getattr(self, letter)}" for letter in letters)
+
 
 class Step(NamedTuple):
     forward: Callable[[], Sequence[Any]]

@@ -61,14 +61,27 @@ def test_without_verification_nothing_is_written(folder, capsys):
 
 
 def _row(contender, threads=2, total=1.0, T=60, **more):
+    shape = {"B": 10, "T": T, "Q": 3, "S": 3, "m": 32}
     return {
         "case": "nondeterministic",
         "contender": contender,
         "threads": threads,
-        "shape": {"B": 10, "T": T, "Q": 3, "S": 3, "m": 32},
+        "shape": shape,
         "total": total,
         **more,
     }
+
+
+def test_a_whole_run_measures_every_target():
+    results = {"total": 1.0, "multiply_adds": 1.0, "peak": 1.0, "process_peak": 1.0}
+    rows = [
+        {"case": name, "contender": contender, "threads": 2, "shape": shape._asdict(), **results}
+        for name, case in CASES.items()
+        for shape in case.shapes
+        for contender in case.contenders
+    ]
+    missing = [target.text for target in targets.TARGETS if "not measured" in target.line(targets.Results(rows))]
+    assert all("runs" in text and "runs" not in CASES for text in missing)
 
 
 def test_targets_are_computed_from_the_rows():
