@@ -27,7 +27,7 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 
 bench: $(VENV)/installed
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) build out
