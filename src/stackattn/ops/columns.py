@@ -27,14 +27,12 @@ class Layout(NamedTuple):
 
     def size(self, T: int) -> int:
         """Entries of a state of T steps."""
-        # Column t has Q S rows of (t - 1) Q and of t + 1 entries, padded to multiples of 8: so the lengths of the rows of columns 1..T
-        # are, over 8, the numbers ceil((t - 1) Q / 8) and ceil((t + 1) / 8). Sums of ceil(i a / 8) repeat every 8 steps.
+        # Column t has Q S rows of (t - 1) Q entries and of t + 1 entries, each padded to a multiple of 8.
         Q, QS = self.Q, self.Q * self.S
         return QS * (8 * _sum_of_ceilings(T, Q, 0) + 8 * _sum_of_ceilings(T, 1, 2) + 2 * _padded(QS) * T)
 
     def positions(self, T: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """For P (S, j, Q, t, Q), F (S, i, t, Q), push and replace (t, S, Q, S, Q), time points 0..T: where each entry is,
-        and whether it is there at all."""
+        """Where each entry of `Dense` is, without the batch axis, and whether it is there at all."""
         Q, S = self
         QS = Q * S
 
@@ -66,7 +64,7 @@ class Layout(NamedTuple):
 
 @functools.cache
 def _sum_of_ceilings(n: int, a: int, b: int) -> int:
-    """sum of ceil((i * a + b) / 8) for i = 0..n-1"""
+    """The sum of ceil((i * a + b) / 8) for i = 0..n-1: every 8 steps the terms grow by a."""
     whole, rest = divmod(n, 8)
     period = sum(-(-(i * a + b) // 8) for i in range(8))
     tail = sum(-(-(i * a + b) // 8) for i in range(rest))
@@ -129,7 +127,7 @@ def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
 def extend(
     state: Tensor, layout: Layout, before: int, steps: Steps, lengths: Tensor | None, superposition: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """The state after `steps` (c, B, ...), the attention weights (B, c, i, Q, S) and whether plain doubles vouch for them."""
+    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and whether doubles vouch for them."""
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
     dense = _grown(unpack(state, layout, before), c, superposition)
@@ -225,4 +223,3 @@ def _grown(dense: Dense, c: int, superposition: bool) -> Dense:
 
 def _masked(rows: Tensor, lengths: Tensor | None) -> Tensor:
     return rows if lengths is None else rows.where(inside(lengths, rows.shape[1])[..., None, None, None], 0.0)
-

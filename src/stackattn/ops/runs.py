@@ -65,9 +65,7 @@ class Run:
         return "\n".join(lines)
 
 
-def best_runs(
-    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None
-) -> list[Run]:
+def best_runs(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None) -> list[Run]:
     """The run of the largest weight of each sequence; among equals always the same one.
 
     Log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q), where -inf forbids a transition; steps from lengths[b] on are

@@ -49,7 +49,9 @@ class _Extend(torch.autograd.Function):
             weights, vouched = native.extend(buffer.data, call, *inputs)
         else:
             steps = _steps(call, inputs)
-            new, weights, vouched = columns.extend(state, call.layout, call.before, steps, call.lengths, call.superposition)
+            new, weights, vouched = columns.extend(
+                state, call.layout, call.before, steps, call.lengths, call.superposition
+            )
             size = call.layout.size(call.before)
             buffer.data[:, size : new.shape[1]] = new[:, size:]
             weights = (weights[..., 0, 0] if call.superposition else weights).to(inputs[0].dtype)
@@ -118,7 +120,9 @@ Self = TypeVar("Self", bound="_State")
 class _State:
     """What both stacks' states share."""
 
-    def __init__(self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: tuple | None):
+    def __init__(
+        self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: tuple | None
+    ):
         self._tensor = tensor  # (B, layout.size(length)), in the graph
         self._buffer = buffer
         self._layout = layout
@@ -264,9 +268,9 @@ class NondeterministicState(_State):
         checks.check_transitions(*inputs, lengths)
         self._check_batch("log_push", log_push)
         if log_push.shape[2:4] != self._layout:
-            raise ValueError(
-                f"log_push: expected {self._layout.Q} states and {self._layout.S} symbols like the state, got {tuple(log_push.shape[2:4])}"
-            )
+            Q, S = self._layout
+            got = tuple(log_push.shape[2:4])
+            raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
         checks.check_length_values(lengths, log_push.shape[1])
         if self._backend != "cpp":
             for name, x in zip(("log_push", "log_replace", "log_pop"), inputs, strict=True):
@@ -281,7 +285,9 @@ class NondeterministicState(_State):
             if vouched:
                 return weights, NondeterministicState(tensor, buffer, T, self._layout, self._backend, history)
         # Plain doubles cannot vouch for the weights of this state: from here on every row is computed from the start.
-        weights = nondeterministic_weights(*(torch.cat(x, dim=1) for x in zip(*history, strict=True)), backend=self._backend)
+        weights = nondeterministic_weights(
+            *(torch.cat(x, dim=1) for x in zip(*history, strict=True)), backend=self._backend
+        )
         weights = weights[:, self.length :]
         if lengths is not None:
             weights = weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
