@@ -127,7 +127,7 @@ def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
 def extend(
     state: Tensor, layout: Layout, before: int, steps: Steps, lengths: Tensor | None, superposition: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and whether doubles vouch for them."""
+    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and if doubles vouch for them."""
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
     dense = _grown(unpack(state, layout, before), c, superposition)
