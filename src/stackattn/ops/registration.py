@@ -43,7 +43,7 @@ class Operator:
         torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_library)
 
     def batched(self, function: Callable) -> None:
-        """`function(tensors, size, backend)`: the first axis of the tensors has taken in the extra axis of that size."""
+        """`function(tensors, size, backend)`: the extra axis, of that size, is in the tensors' first one."""
 
         def vmap(info, in_dims, *args):
             *tensors, backend = args

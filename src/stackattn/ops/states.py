@@ -176,7 +176,7 @@ class _State:
         size = self._layout.size
         if self._buffer.filled == self.length and self._buffer.data.shape[1] >= size(T):
             return self._buffer
-        data = self._tensor.new_empty(self.batch_size, size(max(T, 16, self.length * 3 // 2)))
+        data = self._tensor.new_empty(self.batch_size, size(max(T, 32, self.length * 2)))
         data[:, : size(self.length)] = self._tensor.detach()
         return _Buffer(data, self.length)
 

@@ -87,19 +87,29 @@ struct Mixer {
 
   // y[r][from] = or += sum over `to` of M[to][from] * x[to][r]
   void pull(const double* M, const double* x, double* y, bool add) const {
-    for (int v = 0; v < from; v += kLanes)
-      for (int r = 0; r < Q; ++r) {
-        Vec total = add ? *(const Vec*)(y + r * from + v) : Vec{};
-        for (int c = 0; c < QS; ++c) total += *(const Vec*)(M + c * from + v) * splat(x[c * Q + r]);
-        *(Vec*)(y + r * from + v) = total;
-      }
+    for (int v = 0; v < from; v += kLanes) {
+      int r = 0;
+      for (; r + 3 <= Q; r += 3) pull_some<3>(M + v, x + r, y + r * from + v, add);
+      for (; r < Q; ++r) pull_some<1>(M + v, x + r, y + r * from + v, add);
+    }
   }
-  // x[to][r] += sum over `from` of M[to][from] * y[r][from]
-  void hand_on(const double* M, const double* y, double* x) const {
+  template <int R>
+  void pull_some(const double* M, const double* x, double* y, bool add) const {
+    Vec total[R];
+    for (int r = 0; r < R; ++r) total[r] = add ? *(const Vec*)(y + r * from) : Vec{};
+    for (int c = 0; c < QS; ++c)
+      for (int r = 0; r < R; ++r) total[r] += *(const Vec*)(M + c * from) * splat(x[c * Q + r]);
+    for (int r = 0; r < R; ++r) *(Vec*)(y + r * from) = total[r];
+  }
+  // x[to][r] += sum over `from` of M[to][from] * y[r][from] + N[to][from] * z[r][from]
+  void hand_on(const double* M, const double* y, const double* N, const double* z, double* x) const {
     for (int c = 0; c < QS; ++c)
       for (int r = 0; r < Q; ++r) {
         Vec total = Vec{};
-        for (int v = 0; v < from; v += kLanes) total += *(const Vec*)(M + c * from + v) * *(const Vec*)(y + r * from + v);
+        for (int v = 0; v < from; v += kLanes) {
+          total += *(const Vec*)(M + c * from + v) * *(const Vec*)(y + r * from + v);
+          total += *(const Vec*)(N + c * from + v) * *(const Vec*)(z + r * from + v);
+        }
         x[c * Q + r] += sum(total);
       }
   }
@@ -207,9 +217,9 @@ class Columns {
           dalpha_[s] += push_t[to + s] * g;
         }
       }
-    if (t > 1 && before != grad) {  // several terms will be added to this part, and none to the replace weights of step 1
-      std::copy_n(grad + at_.offset[t - 1] + at_.f(t - 1, 0, 0), QS * at_.f_row(t - 1), before + at_.offset[t - 1] + at_.f(t - 1, 0, 0));
-      std::copy_n(grad + at_.offset[1] + at_.repl(1), QS * at_.from, before + at_.offset[1] + at_.repl(1));
+    if (t > 1 && before != grad) {  // several terms will be added to this part
+      const long at = at_.offset[t - 1] + at_.f(t - 1, 0, 0);
+      std::copy_n(grad + at, QS * at_.f_row(t - 1), before + at);
     }
     for (int y = 0; y < S; ++y) {
       const double* dF = dcolumn + at_.f(t, y, 0);
@@ -255,17 +265,14 @@ class Columns {
           for (int r = 0; r < Q; ++r) x_[(p * S + w) * Q + r] = d_[p * Q + r];
       }
       read_rows(dP_, k - 1, y_);
-      mix_.hand_on(column_k + at_.push(k), y_, x_);
-      if (k > 1) {
-        read_rows(dD_, k - 1, z_);
-        mix_.hand_on(column_k + at_.repl(k), z_, x_);
-      }
+      read_rows(dD_, k - 1, z_);
+      mix_.hand_on(column_k + at_.push(k), y_, column_k + at_.repl(k), z_, x_);
       for (int w = 0; w < S; ++w)
         for (int p = 0; p < Q; ++p)
           for (int r = 0; r < Q; ++r) entry(dD_, w, r, k, p) = x_[(p * S + w) * Q + r];
       read(D_, k, x_);
       mix_.outer(x_, y_, in + at_.push(k), out + at_.push(k));
-      if (k > 1) mix_.outer(x_, z_, in + at_.repl(k), out + at_.repl(k));
+      mix_.outer(x_, z_, in + at_.repl(k), out + at_.repl(k));
       for (int w = 0; w < S; ++w) {
         for (int r = 0; r < Q; ++r)
           for (int p = 0; p < Q; ++p) c_[r * Q + p] = x_[(p * S + w) * Q + r];
