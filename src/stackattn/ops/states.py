@@ -8,6 +8,7 @@ autograd takes care of branches, of losses on a prefix and of repeated backward 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -146,19 +147,20 @@ class _State:
         """The states of the sequences `index` (any integers below the batch size, repeated or not), as a new batch."""
         if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
             raise ValueError(f"index: expected a vector of integers, got {index!r}")
-        return self._map(lambda x: x.index_select(0, index.long()))
+        return self.map(lambda x: x.index_select(0, index.long()))
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
-        return self._map(torch.Tensor.detach)
+        return self.map(torch.Tensor.detach)
 
     def to(self: Self, device: torch.device | str) -> Self:
         """The same state on another device."""
-        moved = self._map(lambda x: x.to(device))
+        moved = self.map(lambda x: x.to(device))
         moved._backend = choose("auto", moved.device) if moved.device != self.device else self._backend
         return moved
 
-    def _map(self: Self, function) -> Self:
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with `function` applied to each of its tensors, whose first axis is the batch."""
         tensor = function(self._tensor)
         shared = tensor.untyped_storage().data_ptr() == self._tensor.untyped_storage().data_ptr()
         buffer = self._buffer if shared else _Buffer(tensor.detach(), self.length)
