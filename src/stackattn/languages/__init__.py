@@ -1,10 +1,10 @@
 """Formal languages: probabilistic context-free grammars that are sampled and scored exactly.
 
 Who lives here: `notation` reads and writes grammars as text; `closure` (with `decimals`) removes empty and unary rules
-without changing the distribution; `lengths`, `inside` and `sampling` compute with what is left; `parse` finds best trees; `language` and
-`grammar` put it all behind one interface; `tasks` and `companions` are the ready languages, `datasets` the files.
-Everything is numpy, randomness comes from an explicit `numpy.random.Generator`, logarithms are natural, and lengths do
-not count an end-of-string symbol.
+without changing the distribution; `lengths`, `inside` and `sampling` compute with what is left; `parse` finds best
+trees; `language` and `grammar` put it all behind one interface; `tasks` and `companions` are the ready languages,
+`datasets` the files. Everything is numpy, randomness comes from an explicit `numpy.random.Generator`, logarithms are
+natural, and lengths do not count an end-of-string symbol.
 """
 
 from .companions import UniformLanguage

@@ -312,5 +312,3 @@ def _grow(rules: Sequence[BinaryRule], holds: Callable[[BinaryRule, set[int]], b
         found |= new
         changed = bool(new)
     return found
-
-

@@ -7,7 +7,7 @@ all else: the language, the batches, ln p(w | length) of each string and the low
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -21,6 +21,7 @@ from .language import Language, check_generator, check_integer, check_range
 from .tasks import TASKS, language
 
 _FORMAT = "stackattn-strings-1"
+_PART = 500
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,15 @@ class Dataset:
     @cached_property
     def log_probs(self) -> np.ndarray:
         """ln p(w | length of w) of each string."""
-        return self.language.log_prob_given_length(self.strings) if self.batches else np.zeros(0)
+        return self.score()
+
+    def score(self, progress: Callable[[list], Iterable] = iter) -> np.ndarray:
+        """Compute `log_probs`, part by part; `progress` is given the list of parts and yields them one by one."""
+        strings = self.strings
+        parts = [strings[at : at + _PART] for at in range(0, len(strings), _PART)]
+        scores = [self.language.log_prob_given_length(part) for part in progress(parts)]
+        self.__dict__["log_probs"] = np.concatenate(scores) if scores else np.zeros(0)
+        return self.log_probs
 
     @cached_property
     def num_valid_lengths(self) -> int:

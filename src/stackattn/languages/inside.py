@@ -120,12 +120,16 @@ def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np
             for p, left, right in plan.long_pairs:
                 heads = by_start[left, :, :spans, : width - 1]
                 np.einsum("nim,nim->ni", heads, by_end[right, :, width - 1 :, n - width + 1 :], out=pairs[p])
-            current = np.matmul(weights, pairs.reshape(len(pairs), -1)).reshape(num_symbols, num, spans)
+            current = np.matmul(weights, pairs.reshape(len(pairs), num * spans)).reshape(num_symbols, num, spans)
+        safe &= (current < _LARGEST).all(axis=(0, 2))
+        safe &= np.min(current, axis=(0, 2), where=current > 0, initial=1.0) > _SMALLEST
+        if not safe.all():
+            current[:, ~safe] = 0.0
+            if not safe.any():
+                break
         by_start[:, :, :spans, width - 1] = current[plan.lefts]
         by_end[:, :, width - 1 :, n - width] = current[plan.rights]
         result[:, width - 1] = current[grammar.start, :, 0]
-        safe &= (current < _LARGEST).all(axis=(0, 2))
-        safe &= np.min(current, axis=(0, 2), where=current > 0, initial=1.0) > _SMALLEST
     with np.errstate(divide="ignore"):
         return np.log(result), safe
 

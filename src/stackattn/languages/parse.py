@@ -199,20 +199,29 @@ class Viterbi:
     def chart(self, ids: np.ndarray) -> np.ndarray:
         """(A, n, n): ln of the best derivation of the symbols from a start, by width - 1."""
         n = len(ids)
+        single = np.isneginf(self.pair).all(axis=1)
         chart = np.full((self.binary.num_symbols, n, n), -np.inf)
-        by_end = np.full((self.binary.num_symbols, n, n), -np.inf)
-        chart[:, :, 0] = by_end[:, :, n - 1] = self.terminal[:, ids]
+        by_end = {int(a): np.full((n, n), -np.inf) for a in self.right}
+        chart[:, :, 0] = self.terminal[:, ids]
+        for a, ends in by_end.items():
+            ends[:, n - 1] = chart[a, :, 0]
         uses = [(a, np.flatnonzero(row)) for a, row in enumerate(~np.isneginf(self.pair)) if row.any()]
         for width in range(2, n + 1):
             spans = n - width + 1
             pairs = np.empty((len(self.left), spans))
-            for p, (left, right) in enumerate(zip(self.left, self.right, strict=True)):
-                pairs[p] = np.max(
-                    chart[left, :spans, : width - 1] + by_end[right, width - 1 :, n - width + 1 :], axis=1
-                )
+            for p, (left, right) in enumerate(zip(self.left.tolist(), self.right.tolist(), strict=True)):
+                if single[left]:
+                    pairs[p] = chart[left, :spans, 0] + chart[right, 1 : spans + 1, width - 2]
+                elif single[right]:
+                    pairs[p] = chart[left, :spans, width - 2] + chart[right, width - 1 :, 0]
+                else:
+                    heads = chart[left, :spans, : width - 1]
+                    pairs[p] = np.max(heads + by_end[right][width - 1 :, n - width + 1 :], axis=1)
             for a, used in uses:
                 value = np.max(pairs[used] + self.pair[a, used, None], axis=0)
-                chart[a, :spans, width - 1] = by_end[a, width - 1 :, n - width] = value
+                chart[a, :spans, width - 1] = value
+                if a in by_end:
+                    by_end[a][width - 1 :, n - width] = value
         return chart
 
     def last_step(self, chart: np.ndarray, ids: np.ndarray, a: int, span: tuple[int, int]) -> tuple[int, list[_Span]]:
