@@ -145,7 +145,7 @@ def test_write(run, tmp_path):
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(run, words, message):
-    code, out, err = run(*words)
+    code, _, err = run(*words)
     assert code == 2
     assert message in err
     assert err.startswith(f"stackattn language {words[0]}: ")

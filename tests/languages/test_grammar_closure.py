@@ -110,6 +110,11 @@ def test_weights_below_the_range_of_floats():
     assert grammar.log_prob("abcab") == pytest.approx(math.log(2) - 1150 * math.log(10), rel=1e-14)
 
 
+def test_terminal_weights_below_the_range_of_floats():
+    grammar = PCFG.from_text("S -> 'a' [1e-400] | 'b' S [1/2] | 'c' [1/2]")
+    assert grammar.log_prob(["a", "ba"]) == pytest.approx([-400 * math.log(10), -400 * math.log(10) - math.log(2)])
+
+
 def test_all_strings_of_a_length_sum_to_the_length():
     grammar = PCFG.from_text(
         "S -> S S [0.4] | 'a' S 'b' [0.3] | A [0.2] | 'b' [0.1]\nA -> [0.2] | 'a' A A [0.3] | S [0.5]"

@@ -130,7 +130,7 @@ def test_strings_as_text_and_as_ids():
     assert grammar.decode([0, 1], "") == "ab"
     with pytest.raises(ValueError, match=r"text: 'c' \(symbol 2 of the string\) is not one of the symbols a b"):
         grammar.encode("acb")
-    with pytest.raises(ValueError, match="the id 2, expected 0..1"):
+    with pytest.raises(ValueError, match=r"the id 2, expected 0\.\.1"):
         grammar.log_prob([0, 2])
     with pytest.raises(TypeError, match="1-D array of ids"):
         grammar.log_prob([[0.5, 1.0]])

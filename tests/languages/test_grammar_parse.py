@@ -67,6 +67,18 @@ def test_an_unlikely_first_rule_loses_to_a_longer_chain():
     assert parse.log_prob == pytest.approx(math.log(0.99 * 0.9 * 0.6))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_equal_rules_the_heaviest_is_taken(order):
+    text = {
+        "S": ["A A [0.8]", "A A [0.2]"][::order],
+        "A": ["B [0.9]", "B [0.1]"][::order],
+        "B": ["'a' E [0.7]", "'a' E [0.3]"][::order],
+        "E": ["[0.5]", "[0.2]", "'b' [0.25]", "'b' [0.05]"][::order],
+    }
+    grammar = PCFG.from_text("\n".join(f"{lhs} -> {' | '.join(rhs)}" for lhs, rhs in text.items()))
+    assert grammar.best_parse("aab").log_prob == pytest.approx(math.log(0.8 * 0.9**2 * 0.7**2 * 0.5 * 0.25), abs=1e-12)
+
+
 def test_drawing_and_brackets():
     grammar = PCFG.from_text("S -> '(' S ')' S [0.5] | [0.5]")
     tree = grammar.best_parse("( ( ) ) ( )").tree

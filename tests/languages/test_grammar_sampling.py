@@ -9,6 +9,7 @@ from grammar_oracles import any_grammars
 from hypothesis import HealthCheck, assume, given, settings
 
 from stackattn.languages import PCFG, dyck, hardest_cfl, padded_reversal
+from stackattn.languages.sampling import _search
 
 GRAMMARS = {
     "ambiguous": "S -> S S [0.3] | 'a' S 'b' [0.2] | A A [0.2] | 'a' [0.3]\nA -> 'a' [0.5] | 'b' [0.3] | [0.2]",
@@ -110,6 +111,13 @@ def test_empty_strings_and_empty_samples():
     assert [s.tolist() for s in grammar.sample_lengths([0, 2, 0, 1], generator)] == [[], [0, 0], [], [0]]
 
 
+def test_the_ends_of_the_unit_interval_never_draw_an_impossible_choice():
+    sums = np.cumsum([[0.0, 0.0, 0.3, 0.0, 0.7, 0.0], [0.1, 0.2, 0.3, 0.4, 0.0, 0.0]], axis=1)
+    row = np.array([0, 0, 0, 0, 1, 1, 1])
+    uniform = np.array([0.0, 0.29, 0.31, np.nextafter(1, 0), 0.0, 0.61, np.nextafter(1, 0)])
+    assert _search(sums, row, uniform).tolist() == [2, 2, 4, 4, 0, 3, 3]
+
+
 def test_long_strings():
     grammar = dyck()
     (string,) = grammar.sample(600, generator=np.random.default_rng(0))
@@ -128,5 +136,5 @@ def test_errors():
         grammar.sample(8, generator=0)
     with pytest.raises(ValueError, match="n must be at least 0, got -1"):
         grammar.sample(8, -1, generator=generator)
-    with pytest.raises(TypeError, match="length must be an integer, got 8.0"):
+    with pytest.raises(TypeError, match=r"length must be an integer, got 8\.0"):
         grammar.sample(8.0, generator=generator)

@@ -202,7 +202,7 @@ def test_names_and_parameters_with_suggestions():
         language("dyck", mean_deep=3)
     with pytest.raises(ValueError, match="variant must be one of plain, published, got 'paper'"):
         dyck(variant="paper")
-    with pytest.raises(ValueError, match="mean_depth must be at least 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"mean_depth must be at least 1, got 0\.5"):
         dyck(mean_depth=0.5)
     with pytest.raises(ValueError, match="semicolon_probability must be at most 1, got 2"):
         hardest_cfl(semicolon_probability=2)
@@ -210,7 +210,7 @@ def test_names_and_parameters_with_suggestions():
         marked_reversal(mean_length="x")
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         dyck(k=0)
-    with pytest.raises(TypeError, match="k must be an integer, got 2.0"):
+    with pytest.raises(TypeError, match=r"k must be an integer, got 2\.0"):
         language("marked-copy", k=2.0)
 
 

@@ -199,7 +199,7 @@ class Viterbi:
     def chart(self, ids: np.ndarray) -> np.ndarray:
         """(A, n, n): ln of the best derivation of the symbols from a start, by width - 1."""
         n = len(ids)
-        single = np.isneginf(self.pair).all(axis=1)
+        single = np.asarray(np.isneginf(self.pair).all(axis=1))
         chart = np.full((self.binary.num_symbols, n, n), -np.inf)
         by_end = {int(a): np.full((n, n), -np.inf) for a in self.right}
         chart[:, :, 0] = self.terminal[:, ids]
