@@ -48,7 +48,7 @@ class PCFG(Language):
         >>> grammar.log_prob("a b b a")
         -3.4657359027997265
         >>> grammar.decode(grammar.sample(4, generator=np.random.default_rng(0))[0])
-        'b a a b'
+        'a b b a'
     """
 
     def __init__(

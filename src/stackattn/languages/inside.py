@@ -39,14 +39,18 @@ def inside(grammar: ClosedGrammar, strings: Sequence[np.ndarray], totals: int | 
         return result
     order = np.argsort(charted, kind="stable")
     plan = _Plan(grammar)
-    cells = 8 * (len(plan.lefts) + len(plan.rights) + 1)
+    num_symbols, num_pairs = grammar.pair.shape
+
+    def size_in_bytes(n: int) -> int:
+        return 8 * n * ((len(plan.lefts) + len(plan.rights)) * n + 4 * (num_symbols + num_pairs))
+
     at = 0
     while at < len(order):
         # Strings of nearly the same length share a batch: a little padding costs less than more batches.
         room = 1.08 * charted[order[at]] + 2
         stop = at + 1
         while stop < len(order) and charted[order[stop]] <= room:
-            if (stop + 1 - at) * cells * int(charted[order[stop]]) ** 2 > _BATCH_BYTES:
+            if (stop + 1 - at) * size_in_bytes(int(charted[order[stop]])) > _BATCH_BYTES:
                 break
             stop += 1
         batch = order[at:stop]
@@ -95,22 +99,25 @@ class _Plan:
         self.rights, right_at = np.unique(right[self.long], return_inverse=True)
         places = np.flatnonzero(self.long).tolist()
         self.long_pairs = list(zip(places, left_at.tolist(), right_at.tolist(), strict=True))
+        self.uses = [(a, np.flatnonzero(row)) for a, row in enumerate(~np.isneginf(grammar.pair)) if row.any()]
 
 
 def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """ln β(start, 0, w) for w = 1..n from plain probabilities, and for which strings it can be trusted."""
     num, num_symbols, n = terminal.shape
+    result = np.zeros((num, n))
+    safe = np.ones(num, dtype=bool)
+    for table in (grammar.pair, grammar.terminal):
+        if ((table < np.log(_SMALLEST)) & ~np.isneginf(table)).any():
+            return result, ~safe
     plan = _Plan(grammar)
     by_start = np.zeros((len(plan.lefts), num, n, n))  # [.., .., start, width-1]
     by_end = np.zeros((len(plan.rights), num, n, n))  # [.., .., end, n-width]
-    weights = np.exp(grammar.pair)  # (A, P)
     first = np.exp(np.moveaxis(terminal, 1, 0))  # (A, N, n)
     first_left, first_right = first[grammar.left[plan.short_left]], first[grammar.right[plan.short_right]]
     rest_left, rest_right = grammar.right[plan.short_left], grammar.left[plan.short_right]
+    weights = [(a, [(p, float(np.exp(grammar.pair[a, p]))) for p in used.tolist()]) for a, used in plan.uses]
     current = first
-    result = np.zeros((num, n))
-    smallest = np.log(_SMALLEST)
-    safe = np.full(num, not any(((x < smallest) & ~np.isneginf(x)).any() for x in (grammar.pair, grammar.terminal)))
     for width in range(1, n + 1):
         spans = n - width + 1
         if width > 1:
@@ -120,10 +127,15 @@ def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np
             for p, left, right in plan.long_pairs:
                 heads = by_start[left, :, :spans, : width - 1]
                 np.einsum("nim,nim->ni", heads, by_end[right, :, width - 1 :, n - width + 1 :], out=pairs[p])
-            current = np.matmul(weights, pairs.reshape(len(pairs), num * spans)).reshape(num_symbols, num, spans)
-        safe &= (current < _LARGEST).all(axis=(0, 2))
-        safe &= np.min(current, axis=(0, 2), where=current > 0, initial=1.0) > _SMALLEST
-        if not safe.all():
+            # Few weights are not 0: a product with the whole matrix would be slower, above all with threads.
+            current = np.zeros((num_symbols, num, spans))
+            for a, ((p, weight), *others) in weights:
+                np.multiply(pairs[p], weight, out=current[a])
+                for p, weight in others:
+                    current[a] += pairs[p] * weight
+        outside = (current > _LARGEST) | ((current < _SMALLEST) & (current > 0))
+        if outside.any():
+            safe &= ~outside.any(axis=(0, 2))
             current[:, ~safe] = 0.0
             if not safe.any():
                 break
@@ -142,7 +154,6 @@ def _logs(grammar: ClosedGrammar, terminal: np.ndarray) -> np.ndarray:
     by_end = np.full((len(plan.rights), num, n, n), -np.inf)
     first_left, first_right = grammar.left[plan.short_left], grammar.right[plan.short_right]
     rest_left, rest_right = grammar.right[plan.short_left], grammar.left[plan.short_right]
-    uses = [(a, np.flatnonzero(row)) for a, row in enumerate(~np.isneginf(grammar.pair)) if row.any()]
     first = current = np.moveaxis(terminal, 1, 0)
     result = np.empty((num, n))
     for width in range(1, n + 1):
@@ -155,7 +166,7 @@ def _logs(grammar: ClosedGrammar, terminal: np.ndarray) -> np.ndarray:
                 heads = by_start[left, :, :spans, : width - 1]
                 pairs[p] = log_sum_exp(heads + by_end[right, :, width - 1 :, n - width + 1 :], axis=2)
             current = np.full((num_symbols, num, spans), -np.inf)
-            for a, used in uses:
+            for a, used in plan.uses:
                 current[a] = log_sum_exp(pairs[used] + grammar.pair[a, used, None, None], axis=0)
         by_start[:, :, :spans, width - 1] = current[plan.lefts]
         by_end[:, :, width - 1 :, n - width] = current[plan.rights]
