@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
 from grammar_oracles import Unsettled, any_grammars, string_distribution
 from hypothesis import HealthCheck, assume, given, settings
 
-from stackattn.languages import PCFG
+from stackattn.languages import PCFG, decimals
 
 RANDOM = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.filter_too_much]}
 
@@ -57,6 +58,15 @@ def test_unary_cycles_are_summed_not_cut():
     # Each round of the cycle has probability 1 - 1e-9: a cut-off sum would need 10^10 terms.
     grammar = PCFG.from_text("S -> A [999999999/1000000000] | 'a' [1/1000000000]\nA -> S")
     assert grammar.log_prob("a") == pytest.approx(0.0, abs=1e-15)
+
+
+def test_closure_in_decimals_and_in_floats(monkeypatch):
+    text = "S -> A B S [0.4] | 'a' [0.5] | B [0.1]\nA -> [0.5] | 'b' [0.3] | S [0.2]\nB -> A A [0.3] | [0.7]"
+    floats = PCFG.from_text(text)._closed
+    monkeypatch.setattr(decimals, "_SMALLEST", Decimal(1))
+    exact = PCFG.from_text(text)._closed
+    for name in ("terminal", "pair", "terminal_cost", "pair_cost"):
+        np.testing.assert_allclose(getattr(floats, name), getattr(exact, name), rtol=1e-14, atol=1e-15)
 
 
 def test_supercritical_grammar_keeps_its_missing_mass():

@@ -153,6 +153,22 @@ def test_plain_and_logarithmic_charts_agree(monkeypatch):
     np.testing.assert_allclose(grammar.prefix_log_prob([s[:9] for s in strings], (10, 40)), prefix, rtol=1e-12)
 
 
+def test_a_grammar_that_can_go_from_anything_to_anything(monkeypatch):
+    # So many weights that the chart multiplies with their whole matrix.
+    generator = np.random.default_rng(0)
+    names, terminals = [f"N{i}" for i in range(20)], [f"t{i}" for i in range(8)]
+    rules = [(name, [terminals[i % 8]], 3.0) for i, name in enumerate(names)]
+    for i in range(160):
+        rhs = generator.choice([*names, *terminals[:3]], size=i // 20 % 4).tolist()
+        rules.append((names[i % 20], rhs, generator.random()))
+    grammar = PCFG(rules, terminals=terminals)
+    assert np.isfinite(grammar._closed.pair).sum() > max(1000, grammar._closed.pair.size / 4)
+    strings = [*grammar.sample(7, 5, generator=generator), *generator.integers(8, size=(5, 4))]
+    found = grammar.log_prob(strings)
+    monkeypatch.setattr(inside_module, "_SMALLEST", 1.0)
+    np.testing.assert_allclose(found, grammar.log_prob(strings), rtol=1e-12)
+
+
 @pytest.mark.parametrize("half", [10, 200, 900])
 def test_long_reversals_do_not_underflow(half):
     grammar = marked_reversal()

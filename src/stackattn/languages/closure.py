@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .decimals import DIGITS, INFINITE, Matrix, add, add_matrices, components, log, multiply, product, ratio, solve
+from .decimals import DIGITS, INFINITE, Matrix, add, chained, components, log, product, ratio, solve
 from .notation import Rule
 
 _CONVERGED = Decimal("1e-50")
@@ -172,10 +172,7 @@ def _close(grammar: BinaryGrammar) -> ClosedGrammar:
                     add(unary, a, kept, p * empty[gone])
                     add(unary_cost, a, kept, cost * empty[gone] + p * empty_cost[gone])
 
-    star = _star(unary, live)
-    total = multiply(star, steps)
-    star_cost = multiply(multiply(star, unary_cost), star)
-    total_cost = add_matrices(multiply(star_cost, steps), multiply(star, steps_cost))
+    total, total_cost = chained(_star(unary, live), unary_cost, steps, steps_cost)
     return _as_arrays(grammar, live, list(pairs), total, total_cost, empty, empty_cost)
 
 

@@ -116,6 +116,9 @@ def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np
     first = np.exp(np.moveaxis(terminal, 1, 0))  # (A, N, n)
     first_left, first_right = first[grammar.left[plan.short_left]], first[grammar.right[plan.short_right]]
     rest_left, rest_right = grammar.right[plan.short_left], grammar.left[plan.short_right]
+    # Usually few weights are not 0, and a product with the whole matrix is slower, above all with threads.
+    filled = np.count_nonzero(~np.isneginf(grammar.pair))
+    dense = np.exp(grammar.pair) if filled > max(1000, grammar.pair.size / 4) else None
     weights = [(a, [(p, float(np.exp(grammar.pair[a, p]))) for p in used.tolist()]) for a, used in plan.uses]
     current = first
     for width in range(1, n + 1):
@@ -127,12 +130,14 @@ def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np
             for p, left, right in plan.long_pairs:
                 heads = by_start[left, :, :spans, : width - 1]
                 np.einsum("nim,nim->ni", heads, by_end[right, :, width - 1 :, n - width + 1 :], out=pairs[p])
-            # Few weights are not 0: a product with the whole matrix would be slower, above all with threads.
-            current = np.zeros((num_symbols, num, spans))
-            for a, ((p, weight), *others) in weights:
-                np.multiply(pairs[p], weight, out=current[a])
-                for p, weight in others:
-                    current[a] += pairs[p] * weight
+            if dense is not None:
+                current = (dense @ pairs.reshape(len(pairs), num * spans)).reshape(num_symbols, num, spans)
+            else:
+                current = np.zeros((num_symbols, num, spans))
+                for a, ((p, weight), *others) in weights:
+                    np.multiply(pairs[p], weight, out=current[a])
+                    for p, weight in others:
+                        current[a] += pairs[p] * weight
         outside = (current > _LARGEST) | ((current < _SMALLEST) & (current > 0))
         if outside.any():
             safe &= ~outside.any(axis=(0, 2))
