@@ -10,6 +10,7 @@ import sys
 
 COMMANDS = {
     "demo": "the main job: see the stack at work",
+    "params": "the paper's models, and their numbers of parameters",
 }
 
 
