@@ -216,6 +216,8 @@ class SuperpositionState(_State):
         checks.check_length_values(lengths, actions.shape[1])
         if self._backend != "cpp":
             checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
+        if actions.shape[1] == 0:
+            return actions.new_zeros(self.batch_size, 0, self.length), self
         T = self.length + actions.shape[1]
         call = _Call(self._layout, self.length, True, self._backend, None if lengths is None else lengths.long())
         buffer = self._room(T)
@@ -277,6 +279,8 @@ class NondeterministicState(_State):
         if self._backend != "cpp":
             for name, x in zip(("log_push", "log_replace", "log_pop"), inputs, strict=True):
                 checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)
+        if log_push.shape[1] == 0:
+            return log_push.new_zeros(self.batch_size, 0, self.length + 1, *self._layout), self
         T = self.length + log_push.shape[1]
         call = _Call(self._layout, self.length, False, self._backend, None if lengths is None else lengths.long())
         assert self._history is not None
