@@ -1,7 +1,8 @@
 """How fast strings are sampled and scored: `python benchmarks/languages.py [--out benchmarks/results/languages.md]`.
 
 Each case starts from nothing (a new grammar, its closure and its tables) and is run several times; the table has the
-median and the slowest run, and the CPU time, which other work on the machine disturbs less. No speed is reported unless the recorded probabilities are met first.
+median and the slowest run, and the CPU time, which other work on the machine disturbs less. No speed is reported unless
+the recorded probabilities are met first.
 """
 
 import argparse
