@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from itertools import product
 
@@ -28,6 +29,20 @@ def relative_error(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
         return 0.0
     difference, size = (a.double() - b.double()).abs().max().item(), max(b.double().abs().max().item(), floor)
     return difference / size if size > 0 else math.inf if difference > 0 else difference
+
+
+def with_gradients(
+    function: Callable[..., Tensor], inputs: Iterable[Tensor], upstream: Tensor | None = None
+) -> list[Tensor]:
+    """[function(*inputs), and the gradient of sum(upstream * it) for each input]. The default upstream is fixed."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    output = function(*leaves)
+    if output.numel() == 0:
+        return [output.detach(), *map(torch.zeros_like, leaves)]
+    if upstream is None:
+        upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = torch.autograd.grad(output, leaves, upstream.to(output.dtype))
+    return [output.detach(), *gradients]
 
 
 def random_transitions(
@@ -91,8 +106,9 @@ def _shapes(B: int, T: int, Q: int, S: int) -> tuple[tuple[int, ...], ...]:
 @lru_cache(maxsize=4)
 def all_runs(T: int, Q: int, S: int) -> list[dict[Configuration, np.ndarray]]:
     """For t = 0..T, every run of t steps: rows (number of runs, t) of indices into `all_steps`, by where they end."""
-    moves = {(q, x): [(n, step) for n, (before, step) in enumerate(all_steps(Q, S)) if before == (q, x)]
-             for q, x in product(range(Q), range(S))}  # fmt: skip
+    moves = defaultdict(list)
+    for index, (before, step) in enumerate(all_steps(Q, S)):
+        moves[before].append((index, step))
     reached: list[dict[Configuration, np.ndarray]] = [{(0, ((0, -1),)): np.zeros((1, 0), np.int32)}]
     for t in range(T):
         following = defaultdict(list)
@@ -156,18 +172,21 @@ def enumerate_runs(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> di
 
 
 def enumerate_superposition_weights(actions: Tensor) -> Tensor:
-    """Weights (B, T, T) by adding up all 3^T runs; popping an empty stack leaves it empty. T <= 8."""
+    """Weights (B, T, T) by adding up all 3^T runs; popping an empty stack leaves it empty. T <= 8.
+
+    In the paper's recurrence a push is worth push_t whatever came before it. So that the sum agrees for actions that do
+    not sum to 1, as derivatives need, the steps before the push of the element on top count as probabilities.
+    """
     B, T, _ = actions.shape
-    weights = torch.zeros(B, T, T, dtype=actions.dtype)
-    rows = [[weights[:, t, i] for i in range(T)] for t in range(T)]
+    probabilities = actions / actions.sum(2, keepdim=True)
+    weights = [actions.new_zeros(B)] * (T * T)
     for t in range(T):
         for run in product(range(3), repeat=t + 1):
-            tops = _list_tops(["push", "noop", "pop"][a] for a in run)
-            if tops[-1] is not None:
-                rows[t][tops[-1]] = rows[t][tops[-1]] + torch.stack([actions[:, s, a] for s, a in enumerate(run)]).prod(
-                    0
-                )
-    return torch.stack([x for row in rows for x in row], 1).view(B, T, T) if T > 0 else weights
+            top = _list_tops(["push", "noop", "pop"][a] for a in run)[-1]
+            if top is not None:
+                factors = [(probabilities if s < top else actions)[:, s, a] for s, a in enumerate(run)]
+                weights[t * T + top] = weights[t * T + top] + torch.stack(factors).prod(0)
+    return torch.stack(weights, 1).view(B, T, T) if T > 0 else actions.new_zeros(B, 0, 0)
 
 
 # Hard actions
@@ -232,7 +251,7 @@ def list_superposition_weights(kinds: list[str]) -> Tensor:
     return weights
 
 
-def _list_tops(kinds) -> list[int | None]:
+def _list_tops(kinds: Iterable[str]) -> list[int | None]:
     """Which step's value is on top after each step; None for an empty stack."""
     stack, tops = [], []
     for t, kind in enumerate(kinds):
@@ -340,7 +359,7 @@ class _LogSumExp(torch.autograd.Function):
 
 def _fast_exp_(x: Tensor) -> Tensor:
     """exp in place, with e^-700 and less as 0: where it underflows, exp is 30 times slower."""
-    return torch.nn.functional.threshold_(x, -700.0, -torch.inf).exp_()
+    return torch.threshold_(x, -700.0, -torch.inf).exp_()
 
 
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)

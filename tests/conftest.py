@@ -1,0 +1,21 @@
+"""Every test runs with nan in fresh memory: what reads before it writes is found out."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory():
+    """torch.empty and its relatives give nan, also deep inside PyTorch."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _no_global_randomness():
+    """Tests draw from generators of their own, so that they can run alone and in any order; and so does the library."""
+    before = torch.get_rng_state()
+    yield
+    assert torch.equal(before, torch.get_rng_state()), "the global random state was used"
