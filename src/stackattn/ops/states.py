@@ -269,8 +269,7 @@ class NondeterministicState(_State):
             )
         checks.check_length_values(lengths, log_push.shape[1])
         if self._backend != "cpp":
-            for name, x in zip(("log_push", "log_replace", "log_pop"), inputs, strict=True):
-                checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)
+            self._check_numbers(inputs, lengths)
         T = self.length + log_push.shape[1]
         call = _Call(self._layout, self.length, False, self._backend, None if lengths is None else lengths.long())
         assert self._history is not None
@@ -281,12 +280,19 @@ class NondeterministicState(_State):
             if vouched:
                 return weights, NondeterministicState(tensor, buffer, T, self._layout, self._backend, history)
         # Plain doubles cannot vouch for the weights of this state: from here on every row is computed from the start.
+        if self._backend == "cpp":  # the kernel would count the steps from the start, too
+            self._check_numbers(inputs, lengths)
         weights = nondeterministic_weights(*(torch.cat(x, dim=1) for x in zip(*history, strict=True)), backend=self._backend)
         weights = weights[:, self.length :]
         if lengths is not None:
             weights = weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
         nothing = _Buffer(self._tensor.detach(), -1)
         return weights, NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
+
+    @staticmethod
+    def _check_numbers(inputs: tuple[Tensor, ...], lengths: Tensor | None) -> None:
+        for name, x in zip(("log_push", "log_replace", "log_pop"), inputs, strict=True):
+            checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)
 
 
 def _empty(cls, batch_size: int, layout: Layout, device: torch.device | str, backend: str, history: tuple | None):
