@@ -157,7 +157,8 @@ class _State:
     def _map(self: Self, function) -> Self:
         tensor = function(self._tensor)
         shared = tensor.untyped_storage().data_ptr() == self._tensor.untyped_storage().data_ptr()
-        buffer = self._buffer if shared else _Buffer(tensor.detach(), self.length)
+        # a state that is computed from its history stays so: its buffer is filled up to -1
+        buffer = self._buffer if shared else _Buffer(tensor.detach(), min(self.length, self._buffer.filled))
         history = None if self._history is None else tuple(tuple(map(function, step)) for step in self._history)
         return type(self)(tensor, buffer, self.length, self._layout, self._backend, history)
 
