@@ -142,6 +142,10 @@ class _State:
         """The states of the sequences `index` (any integers below the batch size, repeated or not), as a new batch."""
         if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
             raise ValueError(f"index: expected a vector of integers, got {index!r}")
+        if index.device != self.device:
+            raise ValueError(f"index: expected device {self.device} like the state, got {index.device}")
+        if ((index < 0) | (index >= self.batch_size)).any():
+            raise ValueError(f"index: expected integers from 0 to {self.batch_size - 1}, got {index.tolist()}")
         return self._map(lambda x: x.index_select(0, index.long()))
 
     def detach(self: Self) -> Self:
