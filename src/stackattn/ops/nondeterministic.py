@@ -72,7 +72,7 @@ def _weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Te
         checks.check_length_values(lengths, log_push.shape[1])
         return native.nondeterministic(log_push, log_replace, log_pop, lengths)
     _check_numbers(log_push, log_replace, log_pop, lengths)
-    return chart.nondeterministic(log_push, log_replace, log_pop, lengths).to(log_push.dtype)
+    return chart.nondeterministic(log_push, log_replace, log_pop, lengths).to(log_push.dtype).contiguous()
 
 
 @torch.library.custom_op("stackattn::nondeterministic_weights_backward", mutates_args=())
