@@ -246,10 +246,10 @@ def test_trouble_in_the_middle_of_a_state(trouble, sizes, backend):
 @pytest.mark.parametrize("index", [[0, 1, 2], [1, 1, 0, 2], [0]], ids=str)
 def test_states_in_trouble_are_values_too(index, backend):
     """After trouble in the middle: reordered, detached, moved and branched."""
-    stack, index = Nondeterministic(2, 2), torch.tensor(index)
+    stack, index = Nondeterministic(1, 3), torch.tensor(index)
     inputs, later = stack.inputs(3, 8), stack.inputs(len(index), 3, seed=1)
-    for x in inputs:
-        x[1, 5] *= 2000.0
+    for x, hidden in zip(inputs, decoy(3)[0], strict=True):
+        x[1, 5:] = hidden[0]
 
     def by_state(*inputs):
         _, state = stack.state(3, backend).extend(*(x[:, :5] for x in inputs))
