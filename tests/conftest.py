@@ -4,6 +4,12 @@ import pytest
 import torch
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """The tensors of tests are small: more threads only wait for each other."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _poisoned_memory():
     """torch.empty and its relatives give nan, also deep inside PyTorch."""

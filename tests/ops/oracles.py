@@ -358,8 +358,8 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def _fast_exp_(x: Tensor) -> Tensor:
-    """exp in place, with e^-700 and less as 0: where it underflows, exp is 30 times slower."""
-    return torch.threshold_(x, -700.0, -torch.inf).exp_()
+    """exp in place, with e^-700 (1e-304) and less as 0: where it underflows, exp is 30 times slower."""
+    return torch.threshold_(x.clamp_(min=-700.0).exp_(), 1e-303, 0.0)
 
 
 _recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)

@@ -41,7 +41,7 @@ class Nondeterministic:
     reference = staticmethod(reference.nondeterministic_weights)
 
     def inputs(self, B: int, T: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-        return list(random_transitions(B, T, self.Q, self.S, self.scale, generator=seeded(seed), dtype=dtype))
+        return list(random_transitions(B, T, self.Q, self.S, self.scale, 0.0, seeded(seed), dtype, tied=self.scale > 1))
 
     def state(self, B: int, backend: str = "auto") -> stackattn.NondeterministicState:
         return stackattn.NondeterministicState.empty(B, self.Q, self.S, backend=backend)

@@ -99,7 +99,9 @@ def test_vmap(stack, nested, backend):
 def test_gradients_through_vmap(stack, backend):
     inputs = [x.unflatten(0, (2, 3)) for x in stack.inputs(6, 5)]
     found = with_gradients(torch.func.vmap(operator(stack, backend)), inputs)
-    expected = with_gradients(lambda *x: torch.stack([operator(stack, backend)(*y) for y in zip(*x, strict=True)]), inputs)
+    expected = with_gradients(
+        lambda *x: torch.stack([operator(stack, backend)(*y) for y in zip(*x, strict=True)]), inputs
+    )
     assert_close(found, expected, 1e-11)
 
 

@@ -23,6 +23,7 @@ def variants():
     return re.search(r"STACKATTN_KERNEL: expected one of (.*) on this processor, got abacus", refusal)[1].split(", ")
 
 
+@pytest.mark.slow
 def test_portable_is_always_there_and_the_best_is_taken():
     names = variants()
     assert names[-1] == "portable"
@@ -45,6 +46,7 @@ def test_every_variant(variant):
     assert int(re.search(r"(\d+) passed", run.stdout)[1]) > 200
 
 
+@pytest.mark.slow
 def test_a_wrong_variant_is_refused():
     program = """
 import torch, warnings, stackattn

@@ -5,36 +5,37 @@ import torch
 from oracles import with_gradients
 from stacks import BACKENDS, FAST, HARD_STACKS, STACKS, Superposition, assert_close, operator, seeded
 
-T = 7
-LENGTHS = torch.tensor([0, 1, 4, 7, 6])
+T = 6
+LENGTHS = torch.tensor([0, 1, 4, 6, 5])
 
 
-def padded(inputs, lengths, garbage):
-    inside = torch.arange(T) < lengths[:, None]
-    return [x.where(inside[(...,) + (None,) * (x.dim() - 2)], garbage) for x in inputs]
+def with_garbage(x):
+    """nan, both infinities and large numbers beyond the lengths."""
+    beyond = torch.arange(T) >= LENGTHS[:, None]
+    garbage = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30], dtype=x.dtype)
+    garbage = garbage[torch.randint(4, x.shape, generator=seeded())]
+    return garbage.where(beyond[(...,) + (None,) * (x.dim() - 2)], x)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
-@pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf, 1e30])
-def test_garbage_beyond_the_lengths(stack, garbage, backend):
+def test_garbage_beyond_the_lengths(stack, backend):
     """Also in the upstream gradient. Rows and gradients there are zero, and all others what they would be without it."""
     inputs = stack.inputs(len(LENGTHS), T)
-    weights = operator(stack, backend)(*inputs)
-    upstream = torch.randn(weights.shape, generator=seeded(), dtype=torch.float64)
-    upstream = padded([upstream], LENGTHS, torch.nan)[0]
-    found = with_gradients(operator(stack, backend, LENGTHS), padded(inputs, LENGTHS, garbage), upstream)
+    weights = operator(stack, "cpp")(*inputs)
+    upstream = with_garbage(torch.randn(weights.shape, generator=seeded(), dtype=torch.float64))
+    found = with_gradients(operator(stack, backend, LENGTHS), map(with_garbage, inputs), upstream)
     for b, length in enumerate(LENGTHS.tolist()):
         columns = length if isinstance(stack, Superposition) else length + 1
         alone = [x[b : b + 1, :length] for x in inputs]
-        expected = with_gradients(operator(stack, backend), alone, upstream[b : b + 1, :length, :columns])
+        expected = with_gradients(operator(stack, "cpp"), alone, upstream[b : b + 1, :length, :columns])
         results = [x[b : b + 1, :length] for x in found]
-        assert_close([results[0][:, :, :columns], *results[1:]], expected, 1e-11, floor=1e-3)
+        assert_close([results[0][:, :, :columns], *results[1:]], expected, 1e-10, floor=1e-3)
         assert not results[0][:, :, columns:].any()
         assert not any(x[b, length:].any() for x in found)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
 def test_lengths_of_any_integer_dtype_and_strides(stack, dtype, backend):

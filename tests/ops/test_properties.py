@@ -11,19 +11,20 @@ from stacks import BACKENDS, FAST, HARD_STACKS, STACKS, Nondeterministic, Superp
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
 def test_rows_are_distributions(stack, backend):
-    weights = operator(stack, backend)(*stack.inputs(3, 15)).flatten(2)
+    T = 7 if backend == "reference" else 20
+    weights = operator(stack, backend)(*stack.inputs(3, T)).flatten(2)
     assert (weights >= 0).all()
     if isinstance(stack, Superposition):
         assert (weights.sum(2) <= 1 + 1e-12).all()
         assert (weights.sum(2) < 1 - 1e-6).all()  # the rest is the empty stack
     else:
-        assert_close([weights.sum(2)], [torch.ones(3, 15)], 1e-12)
+        assert_close([weights.sum(2)], [torch.ones(3, T)], 1e-10)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
 def test_causality(stack, backend):
-    T, t = 12, 5
+    T, t = 9, 4
     first, other = stack.inputs(2, T), stack.inputs(2, T, seed=1)
     changed = [torch.cat([a[:, :t], b[:, t:]], 1) for a, b in zip(first, other, strict=True)]
     run = operator(stack, backend)
@@ -115,7 +116,7 @@ def test_a_reading_depends_on_what_was_pushed_long_before(stack, backend):
     assert difference[0, -1].abs().max() > 0.5
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     T=st.integers(0, 4),
     Q=st.integers(1, 2),

@@ -48,11 +48,11 @@ def test_full_pass_equals_any_chunking(stack, sizes, backend):
 
 
 @both
-@pytest.mark.parametrize("stack", [Superposition(), Nondeterministic(2, 3), Nondeterministic(5, 1)])
-@pytest.mark.parametrize("sizes", [[1] * 40, [15, 1, 1, 20, 3]], ids=["steps", "chunks"])
+@pytest.mark.parametrize("stack", [Superposition(), Nondeterministic(2, 2), Nondeterministic(5, 1)])
+@pytest.mark.parametrize("sizes", [[1] * 30, [15, 1, 1, 10, 3]], ids=["steps", "chunks"])
 def test_long_states(stack, sizes, backend):
     """Longer than the room that a state starts with, more than once."""
-    inputs = stack.inputs(1, 40)
+    inputs = stack.inputs(1, 30)
     expected = with_gradients(operator(stack, "cpp"), inputs)
     assert_close(with_gradients(in_chunks(stack, backend, sizes), inputs), expected, 1e-10)
 
@@ -70,7 +70,7 @@ def test_narrow_dtypes(stack, dtype, backend):
 
 @both
 @all_stacks
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_any_tree_of_states(stack, seed, backend):
     """Extend, branch, reorder and detach at random; a loss on some of the rows. The operator itself is the judge: a state
     is the inputs that led to it."""
@@ -130,7 +130,9 @@ def test_two_branches_one_loss(stack, backend):
 
     def by_operator(*inputs):
         n = len(stack.names)
-        return operator(stack, backend)(*(torch.cat([a, b], 1) for a, b in zip(inputs[:n], inputs[n:], strict=True)))[:, 5:]
+        return operator(stack, backend)(*(torch.cat([a, b], 1) for a, b in zip(inputs[:n], inputs[n:], strict=True)))[
+            :, 5:
+        ]
 
     found, expected = (with_gradients(function, [*trunk, *branch]) for function in (by_states, by_operator))
     assert_close(found, expected, 1e-10, floor=1e-3)
@@ -268,7 +270,7 @@ def test_states_in_trouble_are_values_too(index, backend):
 
 @both
 @all_stacks
-@pytest.mark.parametrize("garbage", [torch.nan, torch.inf, 1e30])
+@pytest.mark.parametrize("garbage", [torch.nan, torch.inf])
 def test_padded_batches(stack, garbage, backend):
     """Sequences that take fewer steps of a chunk than others stand still meanwhile: nothing is pushed in the steps that
     they do not take, and nothing else changes."""
@@ -283,7 +285,9 @@ def test_padded_batches(stack, garbage, backend):
         steps = taken[b].nonzero()[:, 0]
         columns = torch.cat([torch.zeros(bottom, dtype=torch.long), steps + bottom])
         rows = found[0][b : b + 1, steps]
-        upstream = torch.randn(found[0].shape, generator=seeded(1), dtype=torch.float64)[b : b + 1, steps][:, :, columns]
+        upstream = torch.randn(found[0].shape, generator=seeded(1), dtype=torch.float64)[b : b + 1, steps][
+            :, :, columns
+        ]
         expected = with_gradients(operator(stack, backend), [x[b : b + 1, steps] for x in inputs], upstream)
         assert_close([rows[:, :, columns], *(x[b : b + 1, steps] for x in found[1:])], expected, 1e-10, floor=1e-3)
         assert rows.sum() == pytest.approx(rows[:, :, columns].sum().item())  # none elsewhere

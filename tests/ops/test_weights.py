@@ -49,7 +49,11 @@ def test_sum_over_all_runs(stack, oracle, T, backend):
     [(stack, T) for stack in STACKS for T in range(9)]
     + [(Nondeterministic(Q, S), 4 + (Q + S) % 3) for Q in range(1, 6) for S in range(1, 6)]
     + [(Superposition(), T) for T in (63, 64, 65, 100)]
-    + [pytest.param(Nondeterministic(Q, S), T, marks=pytest.mark.slow) for T in (63, 64, 65) for Q, S in [(2, 3), (3, 2)]],
+    + [
+        pytest.param(Nondeterministic(Q, S), T, marks=pytest.mark.slow)
+        for T in (63, 64, 65)
+        for Q, S in [(2, 3), (3, 2)]
+    ],
 )
 def test_papers_equations(stack, T, backend):
     assert_close(found(stack, backend, 2, T), expected(stack, 2, T), 1e-9)
@@ -59,7 +63,9 @@ def test_papers_equations(stack, T, backend):
 @pytest.mark.parametrize(
     ("Q", "S", "T"),
     [(1, 2, 33), (2, 1, 40), (5, 2, 19)]
-    + [pytest.param(Q, S, T, marks=pytest.mark.slow) for Q, S, T in [(3, 3, 100), (1, 2, 150), (2, 3, 100), (4, 5, 50)]],
+    + [
+        pytest.param(Q, S, T, marks=pytest.mark.slow) for Q, S, T in [(3, 3, 100), (1, 2, 150), (2, 3, 100), (4, 5, 50)]
+    ],
 )
 def test_log_space(Q, S, T, backend):
     """Where the paper's equations take too long."""
@@ -97,7 +103,9 @@ def test_narrow_dtypes(stack, dtype, backend):
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize(("T", "dtype"), [(33, torch.float32), pytest.param(100, torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("T", "dtype"), [(33, torch.float32), pytest.param(100, torch.float32, marks=pytest.mark.slow)]
+)
 def test_float32_does_not_add_up_errors(T, dtype, backend):
     stack = Nondeterministic(3, 2)
     assert_close(found(stack, backend, 1, T, dtype), expected(stack, 1, T, log_space_weights, dtype), 1e-5)
@@ -113,7 +121,9 @@ def test_any_strides(stack, backend):
     assert not any(x.is_contiguous() for x in scattered)
     leaves = [x.requires_grad_() for x in scattered]
     weights = operator(stack, backend)(*leaves)
-    upstream = torch.randn(weights.shape, generator=seeded(), dtype=torch.float64).transpose(0, 1).contiguous().transpose(0, 1)
+    upstream = (
+        torch.randn(weights.shape, generator=seeded(), dtype=torch.float64).transpose(0, 1).contiguous().transpose(0, 1)
+    )
     gradients = torch.autograd.grad(weights, leaves, upstream)
     same = with_gradients(operator(stack, backend), inputs, upstream.contiguous())
     assert all(torch.equal(a, b) for a, b in zip([weights, *gradients], same, strict=True))
@@ -134,7 +144,9 @@ def test_second_derivatives(stack):
     upstream = torch.randn(stack.reference(*inputs).shape, generator=seeded(), dtype=torch.float64)
     assert torch.autograd.gradgradcheck(operator(stack, "reference"), inputs, upstream)
     for backend in FAST:
-        (gradient, *_) = torch.autograd.grad(operator(stack, backend)(*inputs).square().sum(), inputs, create_graph=True)
+        (gradient, *_) = torch.autograd.grad(
+            operator(stack, backend)(*inputs).square().sum(), inputs, create_graph=True
+        )
         with pytest.raises(RuntimeError, match="backward"):
             gradient.sum().backward()
 
@@ -185,7 +197,9 @@ def test_recorded_superposition_numbers(case, backend):
 
 def check_recorded(stack, case, readings, names):
     with np.load(FIXTURES / f"{stack}.npz") as file:
-        recorded = {key.removeprefix(f"{case}/"): torch.from_numpy(x) for key, x in file.items() if key.startswith(case)}
+        recorded = {
+            key.removeprefix(f"{case}/"): torch.from_numpy(x) for key, x in file.items() if key.startswith(case)
+        }
     results = with_gradients(readings, [recorded[name] for name in names], recorded["readings_grad"])
     assert_close(results, [recorded["readings"], *(recorded[f"{name}_grad"] for name in names)], 1e-9)
 
