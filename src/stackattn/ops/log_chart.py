@@ -15,10 +15,10 @@ Reduce = Callable[[Tensor, tuple[int, ...]], Tensor]
 def log_sum(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     """log(sum(exp(x))) over `dim`. A sum of zeros (all -inf) is -inf with gradient zero, not nan."""
     top = x.detach().amax(dim, keepdim=True)
-    nothing = top == -torch.inf
-    # e^-700 is nothing beside the 1 of the largest term, and exp is 30 times slower where it underflows.
-    terms = (x - top.masked_fill(nothing, 0.0)).clamp(min=-700.0).exp()
-    return torch.where(nothing.squeeze(dim), -torch.inf, terms.sum(dim).log() + top.squeeze(dim))
+    # e^-700 is nothing beside the 1 of the largest term, and exp is 30 times slower where it underflows. The clamp also
+    # stops the gradient; where there is no largest term, the sum is made -inf by `top` again.
+    terms = (x - top.masked_fill(top == -torch.inf, 0.0)).clamp_(min=-700.0).exp_()
+    return terms.sum(dim).log() + top.squeeze(dim)
 
 
 def log_einsum(equation: str, a: Tensor, b: Tensor, reduce: Reduce = log_sum) -> Tensor:
