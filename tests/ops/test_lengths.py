@@ -20,7 +20,7 @@ def with_garbage(x):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
 def test_garbage_beyond_the_lengths(stack, backend):
-    """Also in the upstream gradient. Rows and gradients there are zero, and all others what they would be without it."""
+    """Also in the upstream gradient. Rows and gradients there are zero, all others what they are without it."""
     inputs = stack.inputs(len(LENGTHS), T)
     weights = operator(stack, "cpp")(*inputs)
     upstream = with_garbage(torch.randn(weights.shape, generator=seeded(), dtype=torch.float64))

@@ -72,8 +72,8 @@ def test_narrow_dtypes(stack, dtype, backend):
 @all_stacks
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_any_tree_of_states(stack, seed, backend):
-    """Extend, branch, reorder and detach at random; a loss on some of the rows. The operator itself is the judge: a state
-    is the inputs that led to it."""
+    """Extend, branch, reorder and detach at random; a loss on some of the rows. A state stands for the inputs that led to
+    it, so the operator is the judge."""
     choose = random.Random(seed)
     leaves = []
 
@@ -340,7 +340,7 @@ def test_second_derivatives_are_refused(stack, backend):
     inputs = [x.requires_grad_() for x in stack.inputs(1, 3)]
     rows, _ = stack.state(1, backend).extend(*inputs)
     gradient, *_ = torch.autograd.grad(rows.square().sum(), inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate|backward"):
+    with pytest.raises(RuntimeError, match=r"differentiate|backward"):
         gradient.sum().backward()
 
 
