@@ -40,7 +40,7 @@ def test_every_variant(variant):
     run = python("-c", "from stackattn.ops import _kernel; print(_kernel.name())", STACKATTN_KERNEL=variant)
     assert run.stdout == f"kernel_{variant}\n"
     files = [str(HERE / f"test_{name}.py") for name in ("weights", "range", "lengths", "states")]
-    arguments = ["-m", "pytest", "-q", "-x", "-m", "not slow", "-k", "cpp or kernel", "-p", "no:cacheprovider", *files]
+    arguments = ["-m", "pytest", "-x", "-m", "not slow", "-k", "cpp or kernel", "-p", "no:cacheprovider", *files]
     run = python(*arguments, STACKATTN_KERNEL=variant)
     assert run.returncode == 0, run.stdout
     assert int(re.search(r"(\d+) passed", run.stdout)[1]) > 200
