@@ -7,7 +7,6 @@ import pytest
 import torch
 from oracles import with_gradients
 from stacks import FAST, STACKS, Superposition, assert_close, operator, seeded
-
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from stackattn.ops import nondeterministic, superposition

@@ -29,6 +29,10 @@ def superposition_state(actions=ACTIONS, lengths=None, batch_size=B):
     return lambda: SuperpositionState.empty(batch_size).extend(actions, lengths)
 
 
+def reorder(index):
+    return lambda: SuperpositionState.empty(2).reorder(index)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -46,8 +50,8 @@ def superposition_state(actions=ACTIONS, lengths=None, batch_size=B):
         (nondeterministic(push=PUSH[0]), ValueError, ["log_push", "(B, T, Q, S, Q, S)", "(4, 2, 3, 2, 3)"]),
         (nondeterministic(push=PUSH[..., :2]), ValueError, ["log_push", "(B, T, Q, S, Q, S)", "(2, 4, 2, 3, 2, 2)"]),
         (nondeterministic(push=PUSH[:, :, :0, :, :0]), ValueError, ["log_push", "at least one", "(2, 4, 0, 3, 0, 3)"]),
-        (nondeterministic(replace=PUSH[:, :3]), ValueError, ["log_replace", "(2, 4, 2, 3, 2, 3)", "(2, 3, 2, 3, 2, 3)"]),
-        (nondeterministic(replace=PUSH[:1]), ValueError, ["log_replace", "(2, 4, 2, 3, 2, 3)", "(1, 4, 2, 3, 2, 3)"]),
+        (nondeterministic(replace=PUSH[:, :3]), ValueError, ["log_replace", "(2, 4, 2, 3, 2, 3)", "(2, 3, "]),
+        (nondeterministic(replace=PUSH[:1]), ValueError, ["log_replace", "(2, 4, 2, 3, 2, 3)", "(1, 4, "]),
         (nondeterministic(replace=POP), ValueError, ["log_replace", "(2, 4, 2, 3, 2, 3)", "(2, 4, 2, 3, 2)"]),
         (nondeterministic(pop=PUSH), ValueError, ["log_pop", "(2, 4, 2, 3, 2)", "(2, 4, 2, 3, 2, 3)"]),
         (nondeterministic(pop=POP[..., :1]), ValueError, ["log_pop", "(2, 4, 2, 3, 2)", "(2, 4, 2, 3, 1)"]),
@@ -65,12 +69,12 @@ def superposition_state(actions=ACTIONS, lengths=None, batch_size=B):
         (superposition_state(batch_size=5), ValueError, ["actions", "5 sequences", "2"]),
         (superposition_state(ACTIONS[..., :2]), ValueError, ["actions", "(B, T, 3)", "(2, 4, 2)"]),
         (lambda: SuperpositionState.empty(2, backend="reference"), ValueError, ["backend", "'torch'", "'reference'"]),
-        (lambda: SuperpositionState.empty(2).reorder(torch.tensor([0.0])), ValueError, ["index", "integers"]),
-        (lambda: SuperpositionState.empty(2).reorder(torch.tensor(0)), ValueError, ["index", "vector"]),
-        (lambda: SuperpositionState.empty(2).reorder([0]), ValueError, ["index", "[0]"]),
-        (lambda: SuperpositionState.empty(2).reorder(torch.tensor([0, 2])), ValueError, ["index", "0 to 1", "[0, 2]"]),
-        (lambda: SuperpositionState.empty(2).reorder(torch.tensor([-1])), ValueError, ["index", "0 to 1", "[-1]"]),
-        (lambda: SuperpositionState.empty(2).reorder(torch.tensor([1]).to("meta")), ValueError, ["index", "cpu", "meta"]),
+        (reorder(torch.tensor([0.0])), ValueError, ["index", "integers"]),
+        (reorder(torch.tensor(0)), ValueError, ["index", "vector"]),
+        (reorder([0]), ValueError, ["index", "[0]"]),
+        (reorder(torch.tensor([0, 2])), ValueError, ["index", "0 to 1", "[0, 2]"]),
+        (reorder(torch.tensor([-1])), ValueError, ["index", "0 to 1", "[-1]"]),
+        (reorder(torch.tensor([1]).to("meta")), ValueError, ["index", "cpu", "meta"]),
     ],
 )  # fmt: skip
 def test_bad_argument(call, error, words):

@@ -46,7 +46,7 @@ def test_float32_logits_of_any_scale(scale, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("deeper", [-200.0, 0.0, 50.0, 5000.0])
+@pytest.mark.parametrize("deeper", [-200.0, 0.0, 35.0, 5000.0])
 @pytest.mark.parametrize(("T", "Q"), [(2, 1), (5, 2), (12, 1)])
 def test_decoy(T, Q, deeper, backend):
     """A run of weight 1 dies at the end. The runs that it hid vanish from plain doubles long before: from e^-745 on."""
