@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import shutil
 import sys
 import warnings
+from types import ModuleType
 
 import torch
 
-try:
-    from . import _kernel  # pyright: ignore[reportAttributeAccessIssue]
-
-    _KERNEL_ERROR: ImportError | None = None
+_kernel: ModuleType | None = None
+_KERNEL_ERROR: ImportError | None = None
+try:  # not `from . import`, which does not tell a missing module from a broken one
+    _kernel = importlib.import_module("._kernel", __package__)
 except ImportError as error:
-    _kernel = None
     _KERNEL_ERROR = error
 
 NAMES = ("auto", "reference", "torch", "cpp")

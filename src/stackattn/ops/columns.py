@@ -179,7 +179,7 @@ def retract(
             mass = rows.sum((2, 3, 4), keepdim=True)
             mean = (grad_weights * rows / mass).sum((2, 3, 4), keepdim=True)
             grad.F[:, :, :, before + 1 :] += ((grad_weights - mean) / mass).permute(0, 4, 2, 1, 3)
-    pops = []
+    pop = torch.zeros_like(steps.pop)
     for t in range(T, before, -1):
         step = t - before - 1
         column = _column(dense, steps.pop[step], t, superposition)
@@ -205,8 +205,8 @@ def retract(
         grad.replace[:, 1 : t - 1] += (adjoint[:, :-1] @ column.D[:, 1:].mT).reshape(B, max(t - 2, 0), S, Q, S, Q)
         ours, theirs = (x.reshape(B, t - 1, S, Q, Q) for x in (adjoint, column.D))
         grad.P[:, :, 1:t, :, 1:t] += torch.einsum("bjwpr,bkwsr->bwjpks", ours, theirs)
-        pops.append(adjoint[:, -1] if t > 1 else torch.zeros_like(steps.pop[step]))
-    pop = torch.stack(pops[::-1])
+        if t > 1:
+            pop[step] = adjoint[:, -1]
     push, replace = (x[:, before:].reshape(B, c, S * Q, S * Q).transpose(0, 1) for x in (grad.push, grad.replace))
     return pack(grad, layout, before), Steps(push, replace, pop)
 

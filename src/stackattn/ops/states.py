@@ -147,6 +147,10 @@ class _State:
         """The states of the sequences `index` (any integers below the batch size, repeated or not), as a new batch."""
         if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
             raise ValueError(f"index: expected a vector of integers, got {index!r}")
+        if index.device != self.device:
+            raise ValueError(f"index: expected device {self.device} like the state, got {index.device}")
+        if ((index < 0) | (index >= self.batch_size)).any():
+            raise ValueError(f"index: expected integers from 0 to {self.batch_size - 1}, got {index.tolist()}")
         return self.map(lambda x: x.index_select(0, index.long()))
 
     def detach(self: Self) -> Self:
@@ -163,7 +167,8 @@ class _State:
         """The same state with `function` applied to each of its tensors, whose first axis is the batch."""
         tensor = function(self._tensor)
         shared = tensor.untyped_storage().data_ptr() == self._tensor.untyped_storage().data_ptr()
-        buffer = self._buffer if shared else _Buffer(tensor.detach(), self.length)
+        # a state that is computed from its history stays so: its buffer is filled up to -1
+        buffer = self._buffer if shared else _Buffer(tensor.detach(), min(self.length, self._buffer.filled))
         history = None if self._history is None else tuple(tuple(map(function, step)) for step in self._history)
         return type(self)(tensor, buffer, self.length, self._layout, self._backend, history)
 
@@ -277,8 +282,7 @@ class NondeterministicState(_State):
             raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
         checks.check_length_values(lengths, log_push.shape[1])
         if self._backend != "cpp":
-            for name, x in zip(("log_push", "log_replace", "log_pop"), inputs, strict=True):
-                checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)
+            self._check_numbers(inputs, lengths)
         if log_push.shape[1] == 0:
             return log_push.new_zeros(self.batch_size, 0, self.length + 1, *self._layout), self
         T = self.length + log_push.shape[1]
@@ -291,14 +295,20 @@ class NondeterministicState(_State):
             if vouched:
                 return weights, NondeterministicState(tensor, buffer, T, self._layout, self._backend, history)
         # Plain doubles cannot vouch for the weights of this state: from here on every row is computed from the start.
-        weights = nondeterministic_weights(
-            *(torch.cat(x, dim=1) for x in zip(*history, strict=True)), backend=self._backend
-        )
+        if self._backend == "cpp":  # the kernel would count the steps from the start, too
+            self._check_numbers(inputs, lengths)
+        steps = (torch.cat(x, dim=1) for x in zip(*history, strict=True))
+        weights = nondeterministic_weights(*steps, backend=self._backend)
         weights = weights[:, self.length :]
         if lengths is not None:
             weights = weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
         nothing = _Buffer(self._tensor.detach(), -1)
         return weights, NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
+
+    @staticmethod
+    def _check_numbers(inputs: tuple[Tensor, ...], lengths: Tensor | None) -> None:
+        for name, x in zip(("log_push", "log_replace", "log_pop"), inputs, strict=True):
+            checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)
 
 
 def _empty(cls, batch_size: int, layout: Layout, device: torch.device | str, backend: str, history: tuple | None):

@@ -2,7 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "kernel.h"
 
@@ -20,16 +23,28 @@ DECLARE(kernel_avx512)
 
 namespace {
 
-const Kernel& kernel() {
-  static const Kernel* chosen = [] {
+// The best variant for this processor; STACKATTN_KERNEL=portable, avx2 or avx512 asks for a certain one, to test it.
+const Kernel* choose() {
+  std::vector<const Kernel*> able;  // best first
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-      return &kernel_avx512::kernel;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernel_avx2::kernel;
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    able.push_back(&kernel_avx512::kernel);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) able.push_back(&kernel_avx2::kernel);
 #endif
-    return &kernel_portable::kernel;
-  }();
+  able.push_back(&kernel_portable::kernel);
+  const char* wanted = std::getenv("STACKATTN_KERNEL");
+  if (!wanted || !*wanted) return able.front();
+  std::string names;
+  for (const Kernel* kernel : able) {
+    if (kernel->name == std::string("kernel_") + wanted) return kernel;
+    names += (names.empty() ? "" : ", ") + std::string(kernel->name).substr(7);
+  }
+  throw std::runtime_error("STACKATTN_KERNEL: expected one of " + names + " on this processor, got " + wanted);
+}
+
+const Kernel& kernel() {
+  static const Kernel* chosen = choose();
   return *chosen;
 }
 
@@ -56,6 +71,7 @@ nb::tuple run(Call call) {
 }  // namespace
 
 NB_MODULE(_kernel, m) {
+  kernel();  // so that a wrong STACKATTN_KERNEL is an ImportError
   m.def("name", [] { return kernel().name; });
   m.def("nondeterministic", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address push, Address replace,
                                Address pop, Address weights) {

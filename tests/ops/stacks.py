@@ -1,0 +1,77 @@
+"""Both stacks behind one interface, so that one test serves both."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from oracles import random_transitions, relative_error
+from torch import Tensor
+
+import stackattn
+from stackattn.ops import reference
+
+BACKENDS = ("reference", "torch", "cpp")
+FAST = ("torch", "cpp")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Superposition:
+    names = ("actions",)
+    operator = staticmethod(stackattn.superposition_weights)
+    reference = staticmethod(reference.superposition_weights)
+
+    def inputs(self, B: int, T: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        return [torch.randn(B, T, 3, generator=seeded(seed), dtype=torch.float64).softmax(-1).to(dtype)]
+
+    def state(self, B: int, backend: str = "auto") -> stackattn.SuperpositionState:
+        return stackattn.SuperpositionState.empty(B, backend=backend)
+
+
+@dataclass(frozen=True)
+class Nondeterministic:
+    Q: int
+    S: int
+    scale: float = 1.0
+    hidden: bool = False
+    names = ("log_push", "log_replace", "log_pop")
+    operator = staticmethod(stackattn.nondeterministic_weights)
+    reference = staticmethod(reference.nondeterministic_weights)
+
+    def inputs(self, B: int, T: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        inputs = list(
+            random_transitions(B, T, self.Q, self.S, self.scale, 0.0, seeded(seed), dtype, tied=self.scale > 1)
+        )
+        return _hide(*inputs) if self.hidden else inputs
+
+    def state(self, B: int, backend: str = "auto") -> stackattn.NondeterministicState:
+        return stackattn.NondeterministicState.empty(B, self.Q, self.S, backend=backend)
+
+
+def _hide(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> list[Tensor]:
+    """The last sequence leaves the range of plain doubles at step 2: everything is far below the transitions of a state
+    that no run is in, because step 1 leads all runs elsewhere."""
+    for x in (log_push, log_replace):
+        x[-1:, 1:2].flatten(4)[..., 1:] = -torch.inf
+    log_pop[-1:, 1:2] = -torch.inf
+    for x in (log_push, log_replace, log_pop):
+        x[-1:, 2:3, 1, 1] += 5000.0
+    return [log_push, log_replace, log_pop]
+
+
+Stack = Superposition | Nondeterministic
+STACKS = (Superposition(), Nondeterministic(1, 2), Nondeterministic(3, 2))
+HARD_STACKS = (Nondeterministic(2, 2, hidden=True), Nondeterministic(2, 3, 1000.0, hidden=True))
+
+
+def operator(stack: Stack, backend: str, lengths: Tensor | None = None) -> Callable[..., Tensor]:
+    return lambda *inputs: stack.operator(*inputs, lengths, backend=backend)
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float, floor: float = 0.0) -> None:
+    """Largest error relative to the largest entry, tensor by tensor; nan is never close."""
+    errors = [relative_error(a, b, floor) for a, b in zip(found, expected, strict=True)]
+    assert all(error <= tolerance for error in errors), f"relative errors {errors}"

@@ -1,0 +1,68 @@
+"""The kernel is compiled once for each instruction set; the tests elsewhere see only the best one that runs here."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def python(*arguments, **environment):
+    # Fresh memory of the C++ code holds 0x7f7f7f... = 1.4e306, of which no sum or product goes unnoticed.
+    environment = {**os.environ, "MALLOC_PERTURB_": "128", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=HERE)
+
+
+def variants():
+    """Those that this processor runs, as the kernel names them."""
+    refusal = python("-c", "from stackattn.ops import _kernel", STACKATTN_KERNEL="abacus").stderr
+    return re.search(r"STACKATTN_KERNEL: expected one of (.*) on this processor, got abacus", refusal)[1].split(", ")
+
+
+@pytest.mark.slow
+def test_portable_is_always_there_and_the_best_is_taken():
+    names = variants()
+    assert names[-1] == "portable"
+    run = python("-c", "from stackattn.ops import _kernel; print(_kernel.name())", STACKATTN_KERNEL="")
+    assert run.stdout == f"kernel_{names[0]}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
+def test_every_variant(variant):
+    """The fast tests of the kernel, once more."""
+    if variant not in variants():
+        pytest.skip("not on this processor")
+    run = python("-c", "from stackattn.ops import _kernel; print(_kernel.name())", STACKATTN_KERNEL=variant)
+    assert run.stdout == f"kernel_{variant}\n"
+    files = [str(HERE / f"test_{name}.py") for name in ("weights", "range", "lengths", "states")]
+    arguments = ["-m", "pytest", "-x", "-m", "not slow", "-k", "cpp or kernel", "-p", "no:cacheprovider", *files]
+    run = python(*arguments, STACKATTN_KERNEL=variant)
+    assert run.returncode == 0, run.stdout
+    assert int(re.search(r"(\d+) passed", run.stdout)[1]) > 200
+
+
+@pytest.mark.slow
+def test_a_wrong_variant_is_refused():
+    program = """
+import torch, warnings, stackattn
+print(stackattn.backends()["cpp"])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    stackattn.superposition_weights(torch.zeros(1, 2, 3))
+    stackattn.superposition_weights(torch.zeros(1, 2, 3))
+print(len(caught), caught[0].category.__name__, caught[0].filename)
+try:
+    stackattn.superposition_weights(torch.zeros(1, 2, 3), backend="cpp")
+except RuntimeError as error:
+    print(error)
+"""
+    status, warning, error = python("-c", program, STACKATTN_KERNEL="abacus").stdout.splitlines()
+    assert "built but does not load: STACKATTN_KERNEL: expected one of" in status
+    assert warning == "1 RuntimeWarning <string>"
+    assert "backend 'cpp' cannot run" in error
+    assert "got abacus" in error

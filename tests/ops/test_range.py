@@ -1,0 +1,126 @@
+"""Logits of any size: right, or zero where nothing is left, but never finite and wrong."""
+
+from functools import cache
+
+import pytest
+import torch
+from oracles import decoy, log_space_weights, random_transitions, with_gradients
+from stacks import BACKENDS, FAST, Nondeterministic, assert_close, operator, seeded
+
+STACK = Nondeterministic(2, 3)
+
+
+@cache
+def random_case(*arguments, tied=False):
+    """Inputs, and what the log-space oracle makes of them."""
+    inputs = random_transitions(*arguments[:6], seeded(), *arguments[6:], tied=tied)
+    return inputs, with_gradients(log_space_weights, [x.double() for x in inputs])
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("scale", [1, 10, 100, 1000])
+@pytest.mark.parametrize("forbidden", [0, 0.5])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("T", "Q", "S"), [(12, 2, 3), pytest.param(60, 3, 3, marks=pytest.mark.slow)])
+def test_logits_of_any_scale(T, Q, S, scale, forbidden, tied, backend):
+    inputs, expected = random_case(1, T, Q, S, scale, forbidden, tied=tied)
+    # Where one run has nearly all the weight, gradients are differences of nearly equal numbers.
+    assert_close(results(inputs, backend), expected, 1e-7, floor=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("T", "Q", "S", "backend"), [(100, 2, 3, "torch"), (100, 2, 3, "cpp"), (300, 1, 2, "torch"), (300, 2, 1, "cpp")]
+)
+@pytest.mark.parametrize("scale", [1, 1000])
+def test_long_sequences(T, Q, S, scale, backend):
+    inputs, expected = random_case(1, T, Q, S, scale, 0.2, tied=True)
+    assert_close(results(inputs, backend), expected, 1e-7)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("scale", [30, 1000])
+def test_float32_logits_of_any_scale(scale, backend):
+    inputs, expected = random_case(2, 12, 2, 2, scale, 0.3, torch.float32, tied=True)
+    assert_close(results(inputs, backend), expected, 1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("deeper", [-200.0, 0.0, 35.0, 5000.0])
+@pytest.mark.parametrize(("T", "Q"), [(2, 1), (5, 2), (12, 1)])
+def test_decoy(T, Q, deeper, backend):
+    """A run of weight 1 dies at the end. The runs that it hid vanish from plain doubles long before: from e^-745 on."""
+    inputs, weights = decoy(T, deeper, Q)
+    found = results(inputs, backend)
+    assert_close(found[:1], [weights], 1e-7)
+    assert_close(found, with_gradients(log_space_weights, inputs), 1e-7)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("deeper", [1e6, 1e9])
+def test_decoy_in_the_abyss(deeper, backend):
+    """Exponents have as many digits as they need; of a logit of 1e9 itself, a double keeps seven behind the point."""
+    inputs, weights = decoy(9, deeper)
+    assert_close(results(inputs, backend)[:1], [weights], deeper * 1e-15)
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_decoy_leaves_its_neighbours_alone(backend):
+    """Sequences of one batch are computed in different arithmetics."""
+    hidden, easy = decoy(9)[0], random_transitions(2, 9, 1, 3, generator=seeded())
+    together = results([torch.cat([a[:1], b, a[1:]]) for a, b in zip(easy, hidden, strict=True)], backend)
+    for index, alone in [(0, [x[:1] for x in easy]), (1, hidden), (2, [x[1:] for x in easy])]:
+        upstream = default_upstream(together[0])[index : index + 1]
+        assert_close([x[index : index + 1] for x in together], results(alone, backend, upstream), 1e-13)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("end", [0, 3, 6])
+def test_rows_that_no_run_reaches_are_zero(end, backend):
+    inputs = STACK.inputs(2, 7)
+    for x in inputs:
+        x[1, end] = -torch.inf
+    found = results(inputs, backend)
+    assert not found[0][1, end:].any()
+    assert not any(x[1, end:].any() for x in found[1:])
+    assert_close(found, with_gradients(log_space_weights, inputs), 1e-9)
+    assert_close([found[0].sum((2, 3, 4))[1, :end]], [torch.ones(end)], 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_popping_the_bottom_ends_a_run(backend):
+    """Only pops are left, and there is one element to pop besides the bottom."""
+    log_push, log_replace, log_pop = STACK.inputs(1, 3)
+    log_push[:, 1:] = log_replace[:, 1:] = -torch.inf
+    found = results([log_push, log_replace, log_pop], backend)
+    assert found[0][0, 1].sum() == pytest.approx(1)
+    assert not found[0][0, 2].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("size", "tolerance"), [(1.0, 1e-12), (1e4, 1e-9), (1e8, 1e-5)])
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_a_constant_per_step_changes_nothing(scale, size, tolerance, backend):
+    """Up to the rounding of the logits themselves."""
+    inputs = Nondeterministic(2, 3, scale).inputs(2, 6)
+    constants = size * torch.randn(2, 6, generator=seeded(1), dtype=torch.float64)
+    moved = [x + constants[(...,) + (None,) * (x.dim() - 2)] for x in inputs]
+    assert_close(results(moved, backend), results(inputs, backend), tolerance, floor=1e-3)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e5, 1e30, "largest"])
+def test_a_mask_of_large_numbers_is_as_good_as_infinity(size, dtype, backend):
+    size = torch.finfo(dtype).max if size == "largest" else size
+    inputs = random_transitions(2, 12, 2, 2, 1.0, 0.4, seeded(), dtype)
+    masked = [x.clamp(min=-size) for x in inputs]
+    assert_close(results(masked, backend), results(inputs, backend), 1e-12)
+
+
+def results(inputs, backend, upstream=None):
+    return with_gradients(operator(STACK, backend), inputs, upstream)
+
+
+def default_upstream(weights):
+    return torch.randn(weights.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -1,0 +1,146 @@
+"""The package itself: what importing it does, what it offers, and installing it where nothing can be compiled."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import stackattn
+
+backends = importlib.import_module("stackattn.ops.backends")  # the name alone is the function
+ROOT = Path(__file__).parent.parent
+
+
+def run_python(program, executable=sys.executable, **environment):
+    environment = {**os.environ, **environment}
+    run = subprocess.run([executable, "-c", program], env=environment, capture_output=True, text=True, cwd="/")
+    assert run.returncode == 0, run.stderr
+    return run
+
+
+def test_public_names():
+    assert sorted(stackattn.__all__) == stackattn.__all__
+    assert all(hasattr(stackattn, name) for name in stackattn.__all__)
+    assert set(stackattn.__all__) >= {
+        "NondeterministicState",
+        "SuperpositionState",
+        "backends",
+        "nondeterministic_weights",
+        "superposition_weights",
+    }
+    assert (Path(stackattn.__file__).parent / "py.typed").exists()
+
+
+def test_importing_has_no_side_effects():
+    program = """
+import json, os, random, time
+import numpy, torch
+def world():
+    return [len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 1, torch.get_num_threads(),
+            torch.get_rng_state().sum().item(), hash(random.getstate()), int(numpy.random.get_state()[1].sum()),
+            str(torch.get_default_dtype()), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+            sorted(os.environ.items())]
+before, start = world(), time.perf_counter()
+import stackattn
+seconds, after = time.perf_counter() - start, world()
+import sys
+print(json.dumps({"same": before == after, "seconds": seconds, "modules": list(sys.modules)}))
+"""
+    run = run_python(program)
+    assert run.stderr == ""
+    (line,) = run.stdout.splitlines()  # ours alone: nothing was printed
+    report = json.loads(line)
+    assert report["same"]
+    assert report["seconds"] < 1.0, "importing stackattn takes long beside torch"
+    assert not {"matplotlib", "rich", "torch._dynamo", "stackattn.cli"} & set(report["modules"])
+
+
+def test_backends_are_there():
+    assert list(stackattn.backends()) == ["reference", "torch", "cpp"]
+    if shutil.which("c++"):
+        assert set(stackattn.backends().values()) == {"available"}
+
+
+@pytest.fixture
+def forget():
+    """What was found out under false pretences."""
+    yield
+    backends.backends.cache_clear()
+    backends._warn_once.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "compiler", "words"),
+    [
+        (
+            ModuleNotFoundError("_kernel"),
+            None,
+            ["not built", "no C++ compiler", "apt install g++", "reinstall stackattn"],
+        ),
+        (ModuleNotFoundError("_kernel"), "/usr/bin/c++", ["not built", "/usr/bin/c++", "reinstall stackattn"]),
+        (ImportError("GLIBCXX_9 not found"), None, ["does not load", "GLIBCXX_9 not found", "Reinstall"]),
+    ],
+)
+def test_without_the_kernel(error, compiler, words, monkeypatch, forget):
+    """The reason is said, by backends() and by whatever needs the kernel; `auto` warns once and goes on without it."""
+    monkeypatch.setattr(backends, "_kernel", None)
+    monkeypatch.setattr(backends, "_KERNEL_ERROR", error)
+    monkeypatch.setattr(backends.shutil, "which", lambda name: compiler)
+    backends.backends.cache_clear()
+    backends._warn_once.cache_clear()
+    assert all(word in stackattn.backends()["cpp"] for word in words)
+    actions = torch.full((1, 3, 3), 1 / 3)
+    with pytest.raises(RuntimeError, match=r"backend 'cpp' cannot run: the C\+\+ kernel"):
+        stackattn.superposition_weights(actions, backend="cpp")
+    with pytest.raises(RuntimeError, match="backend 'cpp' cannot run"):
+        stackattn.SuperpositionState.empty(1, backend="cpp")
+    with pytest.warns(RuntimeWarning, match="slower `torch` backend"):
+        weights = stackattn.superposition_weights(actions)
+    stackattn.SuperpositionState.empty(1).extend(actions)  # no second warning, which would be an error
+    assert torch.equal(weights, stackattn.superposition_weights(actions, backend="torch"))
+
+
+def test_other_devices_take_the_torch_backend():
+    assert backends.choose("auto", torch.device("meta")) == "torch"
+    assert backends.choose("auto", torch.device("cpu")) == "cpp"
+
+
+@pytest.mark.slow
+def test_install_without_a_compiler(tmp_path):
+    """A PATH with no compiler: the install succeeds all the same, works, and says what is missing."""
+    source, nothing, home = tmp_path / "source", tmp_path / "bin", tmp_path / "home"
+    ignored = shutil.ignore_patterns(".venv", "build", ".git", "*.so", "__pycache__", "out", ".*_cache")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    nothing.mkdir()
+    environment = {key: x for key, x in os.environ.items() if key not in ("CC", "CXX", "PYTHONPATH")}
+    environment["PATH"] = str(nothing)
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(home), str(source)]
+    run = subprocess.run(install, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert (home / "stackattn").is_dir()
+    assert not list(home.rglob("*.so"))
+
+    program = """
+import sys, warnings, stackattn, torch
+print(stackattn.__file__)
+print(stackattn.backends()["cpp"])
+with warnings.catch_warnings(record=True) as caught:
+    weights = stackattn.superposition_weights(torch.tensor([[[1.0, 0, 0], [0, 1, 0]]]))
+print(weights.tolist(), len(caught))
+"""
+    # -S: without the editable install of this very package; torch comes in by its path
+    path = os.pathsep.join([str(home), str(Path(torch.__file__).parent.parent)])
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", program], env={**environment, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    where, status, weights = run.stdout.splitlines()
+    assert where.startswith(str(home))
+    assert "not built: no C++ compiler. Install one" in status
+    assert weights == "[[[1.0, 0.0], [1.0, 0.0]]] 1"
