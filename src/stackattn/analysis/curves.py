@@ -26,7 +26,9 @@ def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
     from matplotlib import pyplot as plt
 
     tasks = list(dict.fromkeys(row["task"] for row in figures))
-    figure, axes = plt.subplots(len(tasks), 2, figsize=(7.5, 2.1 * len(tasks) + 0.7), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(tasks), 2, figsize=(7.5, 2.1 * len(tasks) + 0.7), squeeze=False, layout="constrained"
+    )
     styles = {model: (f"C{i}", ("-", "--")[i < 3]) for i, model in enumerate(LABELS)}
     handles = {}
     for (left, right), task in zip(axes, tasks, strict=True):

@@ -50,8 +50,10 @@ def _train(args: argparse.Namespace) -> int:
     with watcher(args.out.rstrip("/").rsplit("/", 1)[-1]) as shown:
         result = run_experiment(config, args.out, resume=args.resume, watcher=shown, minutes=args.minutes)
     best = result["best"]
-    print(f"{result['stopped']} after {result['evaluations']} evaluations; best: epoch {best['epoch']}, "
-          f"cross-entropy difference {best['cross_entropy_difference']:.4f} nats per symbol")
+    print(
+        f"{result['stopped']} after {result['evaluations']} evaluations; best: epoch {best['epoch']}, "
+        f"cross-entropy difference {best['cross_entropy_difference']:.4f} nats per symbol"
+    )
     print(f"the run is in {args.out}")
     return 0
 

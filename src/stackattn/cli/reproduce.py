@@ -14,13 +14,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["figure-2"], help="figure-2: cross-entropy differences on five languages")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
-    parser.add_argument("--restarts", type=int, default=10, help="runs of each model on each task (default: %(default)s)")
+    parser.add_argument(
+        "--restarts", type=int, default=10, help="runs of each model on each task (default: %(default)s)"
+    )
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="stop training after so long; 0: only draw")
     parser.add_argument("--minutes-each", type=float, metavar="MINUTES", help="the most that one run may take")
     parser.add_argument("--processes", type=int, help="runs at once, one thread each (default: one for each core)")
-    parser.add_argument("--configs", default="experiments/cfl", help="folder of the configurations (default: %(default)s)")
+    parser.add_argument(
+        "--configs", default="experiments/cfl", help="folder of the configurations (default: %(default)s)"
+    )
     parser.add_argument("--out", default="out/figure-2", help="folder of the runs (default: %(default)s)")
-    parser.add_argument("--test", type=int, default=100, metavar="N", help="test strings of each length (default: %(default)s)")
+    parser.add_argument(
+        "--test", type=int, default=100, metavar="N", help="test strings of each length (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
