@@ -1,21 +1,21 @@
 """stackattn: stack attention for PyTorch."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from .ops import (
-    NondeterministicState,
-    Operation,
-    Run,
-    SuperpositionState,
-    backends,
-    best_runs,
-    nondeterministic_weights,
-    sample_runs,
-    superposition_weights,
-)
 
 if TYPE_CHECKING:
     from .models.saving import load
+    from .ops import (
+        NondeterministicState,
+        Operation,
+        Run,
+        SuperpositionState,
+        backends,
+        best_runs,
+        nondeterministic_weights,
+        sample_runs,
+        superposition_weights,
+    )
 
 __version__ = "0.1.0"
 
@@ -34,9 +34,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Models are imported when one is loaded: those who want operators alone do not wait for them."""
-    if name == "load":
-        from .models.saving import load
+    """Names are imported when they are first used: `stackattn --help` and `stackattn.languages` need no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(".models.saving" if name == "load" else ".ops", __name__), name)
+    globals()[name] = value
+    return value
 
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -21,7 +21,7 @@ LABELS = {
 
 
 def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
-    """The paper's Figure 2 from the best run of each cell: validation by epoch on the left, test by length on the right."""
+    """The paper's Figure 2 from the best run of each cell: validation by epoch (left), test by length (right)."""
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

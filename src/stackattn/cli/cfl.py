@@ -14,7 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
     train.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
     train.add_argument("--minutes", type=float, help="stop after so long, at the next evaluation; --resume goes on")
-    train.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="such as training.learning_rate=0.01")
+    train.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the configuration: training.learning_rate=0.01",
+    )
     evaluate = commands.add_parser("evaluate", help="the cross-entropy difference of a run's best model, by length")
     evaluate.add_argument("run", help="folder of a run")
     evaluate.add_argument("--lengths", type=int, nargs=2, default=(40, 100), metavar=("FROM", "TO"))
@@ -46,7 +52,7 @@ def _train(args: argparse.Namespace) -> int:
     from ..training.config import load_config
     from .progress import watcher
 
-    config = load_config(CFLConfig, args.config, args.overrides)
+    config = load_config(CFLConfig, args.config, args.set)
     with watcher(args.out.rstrip("/").rsplit("/", 1)[-1]) as shown:
         result = run_experiment(config, args.out, resume=args.resume, watcher=shown, minutes=args.minutes)
     best = result["best"]

@@ -74,7 +74,7 @@ def train(
     task: Task,
     config: TrainingConfig,
     run: Run,
-    save_best: Callable[[nn.Module], None],
+    save_best: Callable[[nn.Module], object],
     state: dict[str, Any] | None = None,
     watcher: Watcher | None = None,
     deadline: float | None = None,

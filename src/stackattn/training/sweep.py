@@ -39,8 +39,8 @@ def run_all(
 ) -> None:
     """Run every job that is not finished yet, one thread each, as many at once as there are cores.
 
-    `minutes` is the budget of all: what is under way then stops at its next evaluation, and goes on another time. `minutes_each` is
-    the budget of a run, over all the times that it was taken up.
+    `minutes` is the budget of all: what is under way then stops at its next evaluation, and goes on another time.
+    `minutes_each` is the budget of a run, over all the times that it was taken up.
     """
     deadline = None if minutes is None else time.time() + 60 * minutes
     waiting = [(folder, config) for folder, config in jobs if not Run(folder).finished]
