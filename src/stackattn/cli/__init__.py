@@ -25,6 +25,6 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(f"{__name__}.{name}")
         command = subparsers.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(execute=module.run)
     args = parser.parse_args(argv)
-    return args.run(args) or 0
+    return args.execute(args) or 0
