@@ -14,31 +14,50 @@ def _wide(x: Tensor) -> Tensor:
     return (x if x.dtype == torch.float64 else x.float()).contiguous()
 
 
+_TRANSITIONS = ("log_push", "log_replace", "log_pop")
+_NO_MEMORY = 4
+
+
 def _call(
-    name: str, sizes: tuple[int, int, int, int], lengths: Tensor | None, *tensors: Tensor
-) -> tuple[int, int, int, bool]:
+    name: str, sizes: tuple[int, int, int, int], lengths: Tensor | None, arguments: tuple[str, ...], *tensors: Tensor
+):
+    assert all(x.is_contiguous() and x.dtype == tensors[0].dtype for x in tensors)
+    _kernel_call(name, sizes, lengths, arguments, tensors[0].dtype, *(x.data_ptr() for x in tensors))
+
+
+def _kernel_call(
+    name: str,
+    sizes: tuple[int, ...],
+    lengths: Tensor | None,
+    arguments: tuple[str, ...],
+    dtype: torch.dtype,
+    *rest: int,
+) -> bool:
+    """Calls the kernel, raises what it found wrong with the `arguments`, and says whether it vouches for the results."""
+    assert _kernel is not None
     if lengths is not None:
         lengths = lengths.contiguous()
-    assert _kernel is not None
-    assert all(x.is_contiguous() and x.dtype == tensors[0].dtype for x in tensors)
-    return getattr(_kernel, name)(
+    argument, sequence, step, vouched = getattr(_kernel, name)(
         sizes,
         0 if lengths is None else lengths.data_ptr(),
         torch.get_num_threads(),
-        tensors[0].dtype == torch.float64,
-        *(x.data_ptr() for x in tensors),
+        dtype == torch.float64,
+        *rest,
     )
+    if argument == _NO_MEMORY:
+        raise MemoryError(
+            f"the charts of {sizes[1]} steps, {sizes[2]} states and {sizes[3]} symbols do not fit into memory"
+        )
+    if argument:
+        raise checks.bad_number(arguments[argument - 1], sequence, step, minus_infinity=arguments == _TRANSITIONS)
+    return vouched
 
 
 def nondeterministic(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> Tensor:
     B, T, Q, S = log_push.shape[:4]
     inputs = [_wide(x) for x in (log_push, log_replace, log_pop)]
     weights = inputs[0].new_empty(B, T, T + 1, Q, S)
-    argument, sequence, step, _ = _call("nondeterministic", (B, T, Q, S), lengths, *inputs, weights)
-    if argument:
-        raise checks.bad_number(
-            ("log_push", "log_replace", "log_pop")[argument - 1], sequence, step, minus_infinity=True
-        )
+    _call("nondeterministic", (B, T, Q, S), lengths, _TRANSITIONS, *inputs, weights)
     return weights.to(log_push.dtype)
 
 
@@ -48,7 +67,7 @@ def nondeterministic_backward(
     B, T, Q, S = log_push.shape[:4]
     inputs = [_wide(x) for x in (log_push, log_replace, log_pop)]
     results = [torch.empty_like(x) for x in inputs]
-    _call("nondeterministic_backward", (B, T, Q, S), lengths, *inputs, _wide(grad), *results)
+    _call("nondeterministic_backward", (B, T, Q, S), lengths, _TRANSITIONS, *inputs, _wide(grad), *results)
     push, replace, pop = (x.to(log_push.dtype) for x in results)
     return push, replace, pop
 
@@ -57,9 +76,7 @@ def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
     B, T = actions.shape[:2]
     wide = _wide(actions)
     weights = wide.new_empty(B, T, T)
-    argument, sequence, step, _ = _call("superposition", (B, T, 1, 1), lengths, wide, weights)
-    if argument:
-        raise checks.bad_number("actions", sequence, step, minus_infinity=False)
+    _call("superposition", (B, T, 1, 1), lengths, ("actions",), wide, weights)
     return weights.to(actions.dtype)
 
 
@@ -67,7 +84,7 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     B, T = actions.shape[:2]
     wide = _wide(actions)
     result = torch.empty_like(wide)
-    _call("superposition_backward", (B, T, 1, 1), lengths, wide, _wide(grad), result)
+    _call("superposition_backward", (B, T, 1, 1), lengths, ("actions",), wide, _wide(grad), result)
     return result.to(actions.dtype)
 
 
@@ -78,12 +95,7 @@ def extend(data: Tensor, call, *inputs: Tensor) -> tuple[Tensor, bool]:
     T = call.before + c
     weights = wide[0].new_empty((B, c, T) if call.superposition else (B, c, T + 1, Q, S))
     pointers = [x.data_ptr() for x in wide] + [0] * (3 - len(wide))
-    argument, sequence, step, vouched = _state_call(
-        "extend", (B, c, Q, S), data, call, wide[0].dtype, *pointers, weights.data_ptr()
-    )
-    if argument:
-        name = "actions" if call.superposition else ("log_push", "log_replace", "log_pop")[argument - 1]
-        raise checks.bad_number(name, sequence, step, minus_infinity=not call.superposition)
+    vouched = _state_call("extend", (B, c, Q, S), data, call, wide[0].dtype, *pointers, weights.data_ptr())
     return weights.to(inputs[0].dtype), vouched
 
 
@@ -117,16 +129,7 @@ def retract(
     return grad_before, [x.to(inputs[0].dtype) for x in grads]
 
 
-def _state_call(name: str, sizes: tuple[int, ...], data: Tensor, call, dtype: torch.dtype, *rest: int):
-    lengths = None if call.lengths is None else call.lengths.contiguous()
-    return getattr(_kernel, name)(
-        sizes,
-        0 if lengths is None else lengths.data_ptr(),
-        torch.get_num_threads(),
-        dtype == torch.float64,
-        data.data_ptr(),
-        data.stride(0),
-        call.before,
-        call.superposition,
-        *rest,
-    )
+def _state_call(name: str, sizes: tuple[int, ...], data: Tensor, call, dtype: torch.dtype, *rest: int) -> bool:
+    arguments = ("actions",) if call.superposition else _TRANSITIONS
+    state = data.data_ptr(), data.stride(0), call.before, call.superposition
+    return _kernel_call(name, sizes, call.lengths, arguments, dtype, *state, *rest)

@@ -41,8 +41,11 @@ Report for_each_sequence(const Problem& problem, Body body) {
     FlushDenormals flush;
     static thread_local Workspace work;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t s = 0; s < problem.batch; ++s)
-      found[s] = body(work, s, problem.lengths ? problem.lengths[s] : problem.steps);
+    for (int64_t s = 0; s < problem.batch; ++s) try {
+        found[s] = body(work, s, problem.lengths ? problem.lengths[s] : problem.steps);
+      } catch (const std::bad_alloc&) {  // must not leave the parallel region
+        found[s].argument = Report::kNoMemory;
+      }
     work.keep_at_most(size_t(16) << 20);
   }
   Report all;
