@@ -33,7 +33,7 @@ def _kernel_call(
     dtype: torch.dtype,
     *rest: int,
 ) -> bool:
-    """Calls the kernel, raises what it found wrong with the `arguments`, and says whether it vouches for the results."""
+    """Calls the kernel and raises what it found wrong with the `arguments`; whether it vouches for the results."""
     assert _kernel is not None
     if lengths is not None:
         lengths = lengths.contiguous()
