@@ -105,7 +105,7 @@ def test_a_sequence_without_runs_is_named():
     for function in (best_runs, lambda *x, **kw: sample_runs(*x, 1, **kw)):
         with pytest.raises(ValueError, match="sequence 1 has no run"):
             function(*inputs)
-        assert len(function(*inputs, lengths=[4, 0, 4])) == 3
+        assert len(function(*inputs, lengths=torch.tensor([4, 0, 4]))) == 3
 
 
 def test_lengths():
@@ -115,7 +115,7 @@ def test_lengths():
         for b, length in enumerate(lengths):
             x[b, length:] = torch.nan
     bests = best_runs(*inputs, lengths=torch.tensor(lengths))
-    samples = sample_runs(*inputs, 5, lengths=lengths, generator=seeded())
+    samples = sample_runs(*inputs, 5, lengths=torch.tensor(lengths), generator=seeded())
     for b, length in enumerate(lengths):
         (alone,) = best_runs(*(x[b : b + 1, :length] for x in inputs))
         assert bests[b] == alone
@@ -190,9 +190,9 @@ def test_bad_input():
     with pytest.raises(ValueError, match="log_pop"):
         best_runs(push, replace, pop[..., :1])
     with pytest.raises(ValueError, match="lengths"):
-        best_runs(push, replace, pop, lengths=[4, 5])
+        best_runs(push, replace, pop, lengths=torch.tensor([4, 5]))
     with pytest.raises(ValueError, match="lengths"):
-        best_runs(push, replace, pop, lengths=[4])
+        best_runs(push, replace, pop, lengths=torch.tensor([4]))
     with pytest.raises(ValueError, match="num_samples"):
         sample_runs(push, replace, pop, -1)
     pop[1, 2, 0, 0, 0] = torch.nan

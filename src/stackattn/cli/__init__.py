@@ -10,6 +10,7 @@ import sys
 
 COMMANDS = {
     "demo": "the main job: see the stack at work",
+    "language": "formal languages: list, sample, score, show, write data sets",
 }
 
 

@@ -2,13 +2,18 @@
 
 from .backends import backends
 from .nondeterministic import nondeterministic_weights
+from .runs import Operation, Run, best_runs, sample_runs
 from .states import NondeterministicState, SuperpositionState
 from .superposition import superposition_weights
 
 __all__ = [
     "NondeterministicState",
+    "Operation",
+    "Run",
     "SuperpositionState",
     "backends",
+    "best_runs",
     "nondeterministic_weights",
+    "sample_runs",
     "superposition_weights",
 ]

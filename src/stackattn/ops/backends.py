@@ -33,9 +33,12 @@ def _kernel_status() -> str:
     if not isinstance(_KERNEL_ERROR, ModuleNotFoundError):
         return f"the C++ kernel was built but does not load: {_KERNEL_ERROR}. Reinstall stackattn from source."
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    install = f"reinstall stackattn (`{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir` and its source)"
+    install = f"reinstall stackattn from source (`{sys.executable} -m pip install --force-reinstall --no-deps ...`)"
     if compiler is None:
-        return f"the C++ kernel was not built: no C++ compiler. Install one (on Debian or Ubuntu: `apt install g++`), then {install}."
+        return (
+            "the C++ kernel was not built: no C++ compiler. "
+            f"Install one (on Debian or Ubuntu: `apt install g++`), then {install}."
+        )
     return f"the C++ kernel was not built when stackattn was installed. A compiler is here now ({compiler}): {install}."
 
 

@@ -1,4 +1,4 @@
-"""The chart of docs/maths.md in plain PyTorch: any device, one sequential step per symbol read, each a few matrix products.
+"""The chart of docs/maths.md in plain PyTorch: any device, one sequential step per symbol, each a few matrix products.
 
 Everything is written for a `Number`: a float64 tensor (fast, right while no weight that matters vanishes) or an
 `Extended` one (slow, right always). The gradients are the same recurrences walked the other way.
@@ -15,8 +15,8 @@ from .extended import Extended
 
 Number = Any  # a float64 Tensor, or an Extended that behaves like one
 
-# A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step). While no mass is
-# below e^-600, nothing that was lost can matter.
+# A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step). While
+# no mass is below e^-600, nothing that was lost can matter.
 SMALLEST_MASS = 2.6e-261
 
 
@@ -125,11 +125,13 @@ def nondeterministic_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients with respect to the log weights in float64, from `grad` with respect to the attention weights."""
 
-    def gradients(steps: Steps, chart: Chart, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(steps: Steps, chart: Chart, grad: Number) -> tuple[Tensor, Tensor, Tensor]:
         weights, mass, alive = _normalise(chart, Q)
         # the normalisation has a derivative too
         grad = (grad - (grad * weights).sum((2, 3, 4), keepdim=True)).where(alive, 0.0)
-        dF = _to_chart((Extended.of(grad) if isinstance(mass, Extended) else grad) / mass)
+        if isinstance(mass, Extended):
+            grad = Extended.of(grad)
+        dF = _to_chart(grad / mass)
         return log_gradients(steps, walk_back(steps, chart, dF, Q), Q)
 
     Q = log_push.shape[2]
@@ -162,7 +164,7 @@ def _neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Te
 
 
 def scaled_steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: bool) -> Steps:
-    """Weights of each step, divided by their largest outgoing row sum: then nothing overflows, and it cancels in the end."""
+    """Weights of each step, divided by their largest outgoing row sum: nothing overflows, and in the end it cancels."""
     B, n, Q, S = log_push.shape[:4]
     # symbols before states, so that one symbol's rows lie together
     push, replace = (x.double().permute(1, 0, 3, 2, 5, 4).reshape(n, B, S * Q, S * Q) for x in (log_push, log_replace))
@@ -183,7 +185,10 @@ def log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Ten
 
 
 def _normalise(chart: Chart, Q: int) -> tuple[Tensor, Number, Tensor]:
-    """Attention weights (B, n, n + 1, Q, S); the mass of all runs of each row, and which rows have a run at all (others: mass 1)."""
+    """Attention weights (B, n, n + 1, Q, S), the mass of all runs of each row, and which rows have a run at all.
+
+    A row that has none gets the mass 1, so that one can divide by it.
+    """
     B, S, rows, _ = chart.F.shape
     F = chart.F.reshape(B, S, rows, rows, Q)[:, :, :, 1:].transpose(1, 4).transpose(1, 3)
     mass = chart.alpha[1:].sum(-1).transpose(0, 1).reshape(B, rows - 1, 1, 1, 1)
@@ -225,7 +230,7 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     dF = torch.zeros_like(chart.F)
     dF[:, 0, 1:, 1:] = grad.mT
     found = walk_back(steps, chart, dF, 1, superposition=True)
-    return torch.cat([x.reshape(x.shape[:2] + (1,)) for x in found], dim=-1).transpose(0, 1)  # (B, T, 3)
+    return torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)  # (B, T, 3)
 
 
 def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:

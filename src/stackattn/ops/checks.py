@@ -27,9 +27,8 @@ def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, le
         raise ValueError(f"log_push: expected at least one state and one symbol, got {tuple(log_push.shape)}")
     for name, expected in (("log_replace", log_push.shape), ("log_pop", log_push.shape[:5])):
         if named[name].shape != expected:
-            raise ValueError(
-                f"{name}: expected shape {tuple(expected)} to go with log_push {tuple(log_push.shape)}, got {tuple(named[name].shape)}"
-            )
+            pair = f"shape {tuple(expected)} to go with log_push {tuple(log_push.shape)}"
+            raise ValueError(f"{name}: expected {pair}, got {tuple(named[name].shape)}")
         for what in ("dtype", "device"):
             if getattr(named[name], what) != getattr(log_push, what):
                 raise (TypeError if what == "dtype" else ValueError)(

@@ -6,6 +6,7 @@ is one triangular solve and a few products, on any device.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -14,38 +15,60 @@ from torch import Tensor
 from .chart import SMALLEST_MASS, Steps, inside
 
 
+def _padded(n):
+    return (n + 7) // 8 * 8
+
+
 class Layout(NamedTuple):
-    """Where the entries of a state of T steps are: column t = 1..T has P, F, push and replace of that step, see columns.h."""
+    """Where the entries of a state are: column t = 1, 2, ... has P, F, push and replace of that step, see columns.h."""
 
     Q: int
     S: int
 
     def size(self, T: int) -> int:
+        """Entries of a state of T steps."""
+        # Column t has Q S rows of (t - 1) Q entries and of t + 1 entries, each padded to a multiple of 8.
         Q, QS = self.Q, self.Q * self.S
-        return QS * (Q * T * (T - 1) // 2 + T * (T + 3) // 2 + 2 * QS * T)
-
-    def _offset(self, t: Tensor) -> Tensor:
-        Q, QS = self.Q, self.Q * self.S
-        return QS * (Q * (t - 1) * (t - 2) // 2 + (t - 1) * (t + 2) // 2 + 2 * QS * (t - 1))
+        return QS * (8 * _sum_of_ceilings(T, Q, 0) + 8 * _sum_of_ceilings(T, 1, 2) + 2 * _padded(QS) * T)
 
     def positions(self, T: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """For P (S, j, Q, t, Q), F (S, i, t, Q), push and replace (t, S, Q, S, Q), time points 0..T: where each entry is,
-        and whether it is there at all."""
+        """Where each entry of `Dense` is, without the batch axis, and whether it is there at all."""
         Q, S = self
+        QS = Q * S
 
         def axis(size: int, dim: int, dims: int) -> Tensor:
             return torch.arange(size, device=device).reshape([-1 if d == dim else 1 for d in range(dims)])
 
+        def p_row(t: Tensor) -> Tensor:
+            return _padded((t - 1) * Q)
+
+        def f_row(t: Tensor) -> Tensor:
+            return _padded(t + 1)
+
+        steps = torch.arange(1, T + 1, device=device)
+        sizes = QS * (p_row(steps) + f_row(steps) + 2 * _padded(QS))
+        offset = torch.cat([sizes.new_zeros(2), sizes.cumsum(0)])  # of column t; column 0 is not stored
+
         w, j, p, t, r = (axis(size, dim, 5) for dim, size in enumerate((S, T + 1, Q, T + 1, Q)))
-        P = self._offset(t) + ((w * Q + r) * (t - 1) + j) * Q + p
+        P = offset[t] + (w * Q + r) * p_row(t) + j * Q + p
         found = [(P, (j <= t - 2).expand(P.shape))]
         y, i, t, r = (axis(size, dim, 4) for dim, size in enumerate((S, T + 1, T + 1, Q)))
-        F = self._offset(t) + Q * S * (t - 1) * Q + (y * Q + r) * (t + 1) + i
+        F = offset[t] + QS * p_row(t) + (y * Q + r) * f_row(t) + i
         found.append((F, ((i <= t) & (t > 0)).expand(F.shape)))
         t, x, q, y, r = (axis(size, dim, 5) for dim, size in enumerate((T, S, Q, S, Q)))
-        push = self._offset(t + 1) + Q * S * (t * Q + t + 2) + (q * S + x) * Q * S + r * S + y
+        t = t + 1
+        push = offset[t] + QS * (p_row(t) + f_row(t)) + (r * S + y) * _padded(QS) + q * S + x
         everywhere = torch.ones_like(push, dtype=torch.bool)
-        return [*found, (push, everywhere), (push + (Q * S) ** 2, everywhere)]
+        return [*found, (push, everywhere), (push + QS * _padded(QS), everywhere)]
+
+
+@functools.cache
+def _sum_of_ceilings(n: int, a: int, b: int) -> int:
+    """The sum of ceil((i * a + b) / 8) for i = 0..n-1: every 8 steps the terms grow by a."""
+    whole, rest = divmod(n, 8)
+    period = sum(-(-(i * a + b) // 8) for i in range(8))
+    tail = sum(-(-(i * a + b) // 8) for i in range(rest))
+    return whole * period + 8 * a * whole * (whole - 1) // 2 + tail + rest * whole * a
 
 
 class Dense(NamedTuple):
@@ -66,7 +89,7 @@ def unpack(state: Tensor, layout: Layout, T: int) -> Dense:
 
 def pack(dense: Dense, layout: Layout, T: int) -> Tensor:
     """The first T steps of `dense`."""
-    state = dense.P.new_empty(dense.P.shape[0], layout.size(T))
+    state = dense.P.new_zeros(dense.P.shape[0], layout.size(T))
     P, F, push, replace = dense
     parts = (P[:, :, : T + 1, :, : T + 1], F[:, :, : T + 1, : T + 1], push[:, :T], replace[:, :T])
     for x, (at, there) in zip(parts, layout.positions(T, state.device), strict=True):
@@ -104,7 +127,7 @@ def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
 def extend(
     state: Tensor, layout: Layout, before: int, steps: Steps, lengths: Tensor | None, superposition: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """The state after `steps` (c, B, ...), the attention weights (B, c, i, Q, S) and whether plain doubles vouch for them."""
+    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and if doubles vouch for them."""
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
     dense = _grown(unpack(state, layout, before), c, superposition)
@@ -200,4 +223,3 @@ def _grown(dense: Dense, c: int, superposition: bool) -> Dense:
 
 def _masked(rows: Tensor, lengths: Tensor | None) -> Tensor:
     return rows if lengths is None else rows.where(inside(lengths, rows.shape[1])[..., None, None, None], 0.0)
-

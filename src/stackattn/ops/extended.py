@@ -63,7 +63,9 @@ class Extended:
 
     def __add__(self, other: Extended) -> Extended:
         top = torch.maximum(self.exponent, other.exponent)
-        return Extended.normal(_scaled(self.mantissa, self.exponent - top) + _scaled(other.mantissa, other.exponent - top), top)
+        return Extended.normal(
+            _scaled(self.mantissa, self.exponent - top) + _scaled(other.mantissa, other.exponent - top), top
+        )
 
     def __mul__(self, other: Extended) -> Extended:
         return Extended.normal(self.mantissa * other.mantissa, self.exponent + other.exponent)

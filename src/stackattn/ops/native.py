@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .backends import _kernel
+from .backends import _kernel  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -14,7 +14,9 @@ def _wide(x: Tensor) -> Tensor:
     return (x if x.dtype == torch.float64 else x.float()).contiguous()
 
 
-def _call(name: str, sizes: tuple[int, int, int, int], lengths: Tensor | None, *tensors: Tensor) -> tuple[int, int, int, bool]:
+def _call(
+    name: str, sizes: tuple[int, int, int, int], lengths: Tensor | None, *tensors: Tensor
+) -> tuple[int, int, int, bool]:
     if lengths is not None:
         lengths = lengths.contiguous()
     assert _kernel is not None
@@ -34,7 +36,9 @@ def nondeterministic(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, len
     weights = inputs[0].new_empty(B, T, T + 1, Q, S)
     argument, sequence, step, _ = _call("nondeterministic", (B, T, Q, S), lengths, *inputs, weights)
     if argument:
-        raise checks.bad_number(("log_push", "log_replace", "log_pop")[argument - 1], sequence, step, minus_infinity=True)
+        raise checks.bad_number(
+            ("log_push", "log_replace", "log_pop")[argument - 1], sequence, step, minus_infinity=True
+        )
     return weights.to(log_push.dtype)
 
 
@@ -67,17 +71,6 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     return result.to(actions.dtype)
 
 
-def fold(info, in_dims, *tensors: Tensor | None) -> list[Tensor | None]:
-    """torch.func.vmap: the extra axis becomes part of the batch axis."""
-    folded = []
-    for x, dim in zip(tensors, in_dims, strict=False):
-        if x is not None:
-            x = x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
-            x = x.flatten(0, 1)
-        folded.append(x)
-    return folded
-
-
 def extend(data: Tensor, call, *inputs: Tensor) -> tuple[Tensor, bool]:
     """Append the steps of `inputs` to the states in `data` (B, room); returns their attention weights."""
     (Q, S), (B, c) = call.layout, inputs[0].shape[:2]
@@ -85,7 +78,9 @@ def extend(data: Tensor, call, *inputs: Tensor) -> tuple[Tensor, bool]:
     T = call.before + c
     weights = wide[0].new_empty((B, c, T) if call.superposition else (B, c, T + 1, Q, S))
     pointers = [x.data_ptr() for x in wide] + [0] * (3 - len(wide))
-    argument, sequence, step, vouched = _state_call("extend", (B, c, Q, S), data, call, wide[0].dtype, *pointers, weights.data_ptr())
+    argument, sequence, step, vouched = _state_call(
+        "extend", (B, c, Q, S), data, call, wide[0].dtype, *pointers, weights.data_ptr()
+    )
     if argument:
         name = "actions" if call.superposition else ("log_push", "log_replace", "log_pop")[argument - 1]
         raise checks.bad_number(name, sequence, step, minus_infinity=not call.superposition)

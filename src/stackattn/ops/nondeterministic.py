@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import chart, checks, native, reference
 from .backends import choose
+from .registration import Operator
 
 
 def nondeterministic_weights(
@@ -34,8 +35,8 @@ def nondeterministic_weights(
     Returns:
         (B, T, T + 1, Q, S)
             `weights[b, t, i, r, y]`: the share of all runs that are, after step t, in state r with symbol y on top,
-            and whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no run
-            reaches, because every transition is forbidden, is zero and has zero gradients.
+            and whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no
+            run reaches, because the transitions are forbidden, is zero and has zero gradients.
 
     Examples::
 
@@ -48,7 +49,7 @@ def nondeterministic_weights(
         return _reference(log_push, log_replace, log_pop, lengths)
     if lengths is not None:
         lengths = lengths.long()
-    return _weights(log_push, log_replace, log_pop, lengths, backend)
+    return _op(log_push, log_replace, log_pop, lengths, backend)
 
 
 def _check_numbers(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> None:
@@ -66,8 +67,19 @@ def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: 
     return reference.nondeterministic_weights(*inputs).where(inside[..., None, None, None], 0.0)
 
 
-@torch.library.custom_op("stackattn::nondeterministic_weights", mutates_args=())
-def _weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, backend: str) -> Tensor:
+_op = Operator(
+    "nondeterministic_weights",
+    "(Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend) -> Tensor",
+)
+_op_backward = Operator(
+    "nondeterministic_weights_backward",
+    "(Tensor grad, Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+
+
+@_op.implementation
+def _(log_push, log_replace, log_pop, lengths, backend):
     if backend == "cpp":
         checks.check_length_values(lengths, log_push.shape[1])
         return native.nondeterministic(log_push, log_replace, log_pop, lengths)
@@ -75,47 +87,35 @@ def _weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Te
     return chart.nondeterministic(log_push, log_replace, log_pop, lengths).to(log_push.dtype).contiguous()
 
 
-@torch.library.custom_op("stackattn::nondeterministic_weights_backward", mutates_args=())
-def _backward(
-    grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
+@_op_backward.implementation
+def _(grad, log_push, log_replace, log_pop, lengths, backend):
     if backend == "cpp":
         return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
-    push, replace, pop = chart.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
-    return push.to(log_push.dtype).contiguous(), replace.to(log_push.dtype).contiguous(), pop.to(log_push.dtype).contiguous()
+    found = chart.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
+    return tuple(x.to(log_push.dtype).contiguous() for x in found)
 
 
-@_weights.register_fake
+@_op.fake
 def _(log_push, log_replace, log_pop, lengths, backend):
     B, T, Q, S = log_push.shape[:4]
     return log_push.new_empty(B, T, T + 1, Q, S)
 
 
-@_backward.register_fake
+@_op_backward.fake
 def _(grad, log_push, log_replace, log_pop, lengths, backend):
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (log_push, log_replace, log_pop))
 
 
-def _setup_context(ctx, inputs, output):
-    *tensors, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
+@_op.gradient
+def _(saved, backend, grad):
+    return _op_backward(grad, *saved, backend)
 
 
-def _autograd(ctx, grad):
-    return *_backward(grad, *ctx.saved_tensors, ctx.backend), None, None
+@_op.batched
+def _(tensors, size, backend):
+    return _op(*tensors, backend).unflatten(0, (size, -1)), 0
 
 
-_weights.register_autograd(_autograd, setup_context=_setup_context)
-
-
-@_weights.register_vmap
-def _(info, in_dims, log_push, log_replace, log_pop, lengths, backend):
-    tensors = native.fold(info, in_dims, log_push, log_replace, log_pop, lengths)
-    return _weights(*tensors, backend).unflatten(0, (info.batch_size, -1)), 0
-
-
-@_backward.register_vmap
-def _(info, in_dims, grad, log_push, log_replace, log_pop, lengths, backend):
-    tensors = native.fold(info, in_dims, grad, log_push, log_replace, log_pop, lengths)
-    found = _backward(*tensors, backend)
-    return tuple(x.unflatten(0, (info.batch_size, -1)) for x in found), (0, 0, 0)
+@_op_backward.batched
+def _(tensors, size, backend):
+    return tuple(x.unflatten(0, (size, -1)) for x in _op_backward(*tensors, backend)), (0, 0, 0)

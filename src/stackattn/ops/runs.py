@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import checks
 from .log_chart import Reduce, log_chart, log_sum
 
 Choose = Callable[[np.ndarray], int]  # log weights of the candidates, of any shape -> the flat index of one
@@ -64,9 +65,7 @@ class Run:
         return "\n".join(lines)
 
 
-def best_runs(
-    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | Sequence[int] | None = None
-) -> list[Run]:
+def best_runs(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None) -> list[Run]:
     """The run of the largest weight of each sequence; among equals always the same one.
 
     Log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q), where -inf forbids a transition; steps from lengths[b] on are
@@ -83,7 +82,7 @@ def sample_runs(
     log_replace: Tensor,
     log_pop: Tensor,
     num_samples: int,
-    lengths: Tensor | Sequence[int] | None = None,
+    lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> list[list[Run]]:
     """`num_samples` independent runs of each sequence, drawn exactly in proportion to their weights.
@@ -111,27 +110,18 @@ def _sampler(uniforms: Iterator[float]) -> Choose:
 
 
 def _sequences(
-    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | Sequence[int] | None
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
 ) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
     """Each batch index with its log weights, cut to its length, in float64 and with a batch axis of 1."""
-    if log_push.ndim != 6 or log_push.shape[2:4] != log_push.shape[4:]:
-        raise ValueError(f"log_push: expected shape (B, T, Q, S, Q, S), got {tuple(log_push.shape)}")
-    for name, x, shape in (
-        ("log_replace", log_replace, log_push.shape),
-        ("log_pop", log_pop, log_push.shape[:5]),
-    ):
-        if x.shape != shape:
-            raise ValueError(f"{name}: expected shape {tuple(shape)} to go with log_push, got {tuple(x.shape)}")
+    checks.check_transitions(log_push, log_replace, log_pop, lengths)
+    checks.check_length_values(lengths, log_push.shape[1])
+    inputs = {"log_push": log_push, "log_replace": log_replace, "log_pop": log_pop}
+    for name, x in inputs.items():
+        checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)
     B, T = log_push.shape[:2]
-    ends = [T] * B if lengths is None else [int(length) for length in lengths]
-    if len(ends) != B or not all(0 <= end <= T for end in ends):
-        raise ValueError(f"lengths: expected {B} numbers from 0 to {T}, got {ends}")
-    for b, end in enumerate(ends):
-        cut = [x[b : b + 1, :end].detach().to("cpu", torch.float64) for x in (log_push, log_replace, log_pop)]
-        for name, x in zip(("log_push", "log_replace", "log_pop"), cut, strict=True):
-            if not bool((x < torch.inf).all()):
-                raise ValueError(f"{name}: expected numbers or -inf, got nan or +inf in sequence {b}")
-        yield b, (cut[0], cut[1], cut[2])
+    for b, end in enumerate([T] * B if lengths is None else lengths.tolist()):
+        push, replace, pop = (x[b : b + 1, :end].detach().to("cpu", torch.float64) for x in inputs.values())
+        yield b, (push, replace, pop)
 
 
 class _Tracer:

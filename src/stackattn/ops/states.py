@@ -8,6 +8,7 @@ autograd takes care of branches, of losses on a prefix and of repeated backward 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -49,7 +50,9 @@ class _Extend(torch.autograd.Function):
             weights, vouched = native.extend(buffer.data, call, *inputs)
         else:
             steps = _steps(call, inputs)
-            new, weights, vouched = columns.extend(state, call.layout, call.before, steps, call.lengths, call.superposition)
+            new, weights, vouched = columns.extend(
+                state, call.layout, call.before, steps, call.lengths, call.superposition
+            )
             size = call.layout.size(call.before)
             buffer.data[:, size : new.shape[1]] = new[:, size:]
             weights = (weights[..., 0, 0] if call.superposition else weights).to(inputs[0].dtype)
@@ -118,7 +121,9 @@ Self = TypeVar("Self", bound="_State")
 class _State:
     """What both stacks' states share."""
 
-    def __init__(self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: tuple | None):
+    def __init__(
+        self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: tuple | None
+    ):
         self._tensor = tensor  # (B, layout.size(length)), in the graph
         self._buffer = buffer
         self._layout = layout
@@ -146,19 +151,20 @@ class _State:
             raise ValueError(f"index: expected device {self.device} like the state, got {index.device}")
         if ((index < 0) | (index >= self.batch_size)).any():
             raise ValueError(f"index: expected integers from 0 to {self.batch_size - 1}, got {index.tolist()}")
-        return self._map(lambda x: x.index_select(0, index.long()))
+        return self.map(lambda x: x.index_select(0, index.long()))
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
-        return self._map(torch.Tensor.detach)
+        return self.map(torch.Tensor.detach)
 
     def to(self: Self, device: torch.device | str) -> Self:
         """The same state on another device."""
-        moved = self._map(lambda x: x.to(device))
+        moved = self.map(lambda x: x.to(device))
         moved._backend = choose("auto", moved.device) if moved.device != self.device else self._backend
         return moved
 
-    def _map(self: Self, function) -> Self:
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with `function` applied to each of its tensors, whose first axis is the batch."""
         tensor = function(self._tensor)
         shared = tensor.untyped_storage().data_ptr() == self._tensor.untyped_storage().data_ptr()
         # a state that is computed from its history stays so: its buffer is filled up to -1
@@ -177,7 +183,7 @@ class _State:
         size = self._layout.size
         if self._buffer.filled == self.length and self._buffer.data.shape[1] >= size(T):
             return self._buffer
-        data = self._tensor.new_empty(self.batch_size, size(max(T, 16, self.length * 3 // 2)))
+        data = self._tensor.new_empty(self.batch_size, size(max(T, 32, self.length * 2)))
         data[:, : size(self.length)] = self._tensor.detach()
         return _Buffer(data, self.length)
 
@@ -269,9 +275,9 @@ class NondeterministicState(_State):
         checks.check_transitions(*inputs, lengths)
         self._check_batch("log_push", log_push)
         if log_push.shape[2:4] != self._layout:
-            raise ValueError(
-                f"log_push: expected {self._layout.Q} states and {self._layout.S} symbols like the state, got {tuple(log_push.shape[2:4])}"
-            )
+            Q, S = self._layout
+            got = tuple(log_push.shape[2:4])
+            raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
         checks.check_length_values(lengths, log_push.shape[1])
         if self._backend != "cpp":
             self._check_numbers(inputs, lengths)
@@ -287,7 +293,9 @@ class NondeterministicState(_State):
         # Plain doubles cannot vouch for the weights of this state: from here on every row is computed from the start.
         if self._backend == "cpp":  # the kernel would count the steps from the start, too
             self._check_numbers(inputs, lengths)
-        weights = nondeterministic_weights(*(torch.cat(x, dim=1) for x in zip(*history, strict=True)), backend=self._backend)
+        weights = nondeterministic_weights(
+            *(torch.cat(x, dim=1) for x in zip(*history, strict=True)), backend=self._backend
+        )
         weights = weights[:, self.length :]
         if lengths is not None:
             weights = weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)

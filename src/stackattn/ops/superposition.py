@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import chart, checks, native, reference
 from .backends import choose
+from .registration import Operator
 
 
 def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -21,8 +22,9 @@ def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, bac
 
     Returns:
         (B, T, T)
-            `weights[b, t, i]`: the share in the top element, after step t, of the value pushed at step i. Where the actions
-            sum to 1, a row sums to at most 1: the rest is the emptiness below the stack. Popping an empty stack leaves it empty.
+            `weights[b, t, i]`: the share in the top element, after step t, of the value pushed at step i. Where the
+            actions sum to 1, a row sums to at most 1: the rest is the emptiness below the stack. Popping an empty stack
+            leaves it empty.
 
     Examples::
 
@@ -35,7 +37,7 @@ def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, bac
         return _reference(actions, lengths)
     if lengths is not None:
         lengths = lengths.long()
-    return _weights(actions, lengths, backend)
+    return _op(actions, lengths, backend)
 
 
 def _check_numbers(actions: Tensor, lengths: Tensor | None) -> None:
@@ -51,8 +53,14 @@ def _reference(actions: Tensor, lengths: Tensor | None) -> Tensor:
     return reference.superposition_weights(actions.where(inside, 0.0)).where(inside, 0.0)
 
 
-@torch.library.custom_op("stackattn::superposition_weights", mutates_args=())
-def _weights(actions: Tensor, lengths: Tensor | None, backend: str) -> Tensor:
+_op = Operator("superposition_weights", "(Tensor actions, Tensor? lengths, str backend) -> Tensor")
+_op_backward = Operator(
+    "superposition_weights_backward", "(Tensor grad, Tensor actions, Tensor? lengths, str backend) -> Tensor"
+)
+
+
+@_op.implementation
+def _(actions, lengths, backend):
     if backend == "cpp":
         checks.check_length_values(lengths, actions.shape[1])
         return native.superposition(actions, lengths)
@@ -60,43 +68,34 @@ def _weights(actions: Tensor, lengths: Tensor | None, backend: str) -> Tensor:
     return chart.superposition(actions, lengths).to(actions.dtype).contiguous()
 
 
-@torch.library.custom_op("stackattn::superposition_weights_backward", mutates_args=())
-def _backward(grad: Tensor, actions: Tensor, lengths: Tensor | None, backend: str) -> Tensor:
+@_op_backward.implementation
+def _(grad, actions, lengths, backend):
     if backend == "cpp":
         return native.superposition_backward(grad, actions, lengths)
     return chart.superposition_backward(grad, actions, lengths).to(actions.dtype).contiguous()
 
 
-@_weights.register_fake
+@_op.fake
 def _(actions, lengths, backend):
     B, T = actions.shape[:2]
     return actions.new_empty(B, T, T)
 
 
-@_backward.register_fake
+@_op_backward.fake
 def _(grad, actions, lengths, backend):
     return torch.empty_like(actions, memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx, inputs, output):
-    *tensors, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
+@_op.gradient
+def _(saved, backend, grad):
+    return (_op_backward(grad, *saved, backend),)
 
 
-def _autograd(ctx, grad):
-    return _backward(grad, *ctx.saved_tensors, ctx.backend), None, None
+@_op.batched
+def _(tensors, size, backend):
+    return _op(*tensors, backend).unflatten(0, (size, -1)), 0
 
 
-_weights.register_autograd(_autograd, setup_context=_setup_context)
-
-
-@_weights.register_vmap
-def _(info, in_dims, actions, lengths, backend):
-    tensors = native.fold(info, in_dims, actions, lengths)
-    return _weights(*tensors, backend).unflatten(0, (info.batch_size, -1)), 0
-
-
-@_backward.register_vmap
-def _(info, in_dims, grad, actions, lengths, backend):
-    tensors = native.fold(info, in_dims, grad, actions, lengths)
-    return _backward(*tensors, backend).unflatten(0, (info.batch_size, -1)), 0
+@_op_backward.batched
+def _(tensors, size, backend):
+    return _op_backward(*tensors, backend).unflatten(0, (size, -1)), 0

@@ -5,6 +5,7 @@
 //
 // Matrices are row-major with rows that start on a vector boundary; A may have any strides.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -26,13 +27,40 @@ typedef double VecU __attribute__((vector_size(8 * STACKATTN_LANES), aligned(8),
 typedef int64_t IVec __attribute__((vector_size(8 * STACKATTN_LANES), may_alias));
 
 inline Vec splat(double x) { return x - Vec{}; }
+inline Vec permute(Vec a, Vec b, IVec from) {  // lanes 0.. of a, then of b
+#if defined(__GNUC__) && !defined(__clang__)
+  return __builtin_shuffle(a, b, from);
+#else
+  Vec out;
+  for (int i = 0; i < kLanes; ++i) out[i] = from[i] < kLanes ? a[from[i]] : b[from[i] - kLanes];
+  return out;
+#endif
+}
+inline IVec lanes() {
+  IVec out;
+  for (int i = 0; i < kLanes; ++i) out[i] = i;
+  return out;
+}
 inline double sum(Vec v) {
-  double total = 0;
-  for (int i = 0; i < kLanes; ++i) total += v[i];
-  return total;
+  for (int half = kLanes / 2; half > 0; half /= 2) v += permute(v, v, lanes() + half);
+  return v[0];
 }
 
-// One term of a sum of products: A is (m x k) with strides, B is (k x n) with rows ldb apart.
+// kLanes numbers of any array, as doubles; `n` says how many of them are there (the rest is `missing`).
+inline Vec read(const double* p) { return *(const VecU*)p; }
+inline Vec read(const float* p) {
+  typedef float Floats __attribute__((vector_size(4 * STACKATTN_LANES), aligned(4), may_alias));
+  return __builtin_convertvector(*(const Floats*)p, Vec);
+}
+template <class IO>
+Vec read(const IO* p, int n, double missing) {
+  if (n >= kLanes) return read(p);
+  Vec out = splat(missing);
+  for (int i = 0; i < n; ++i) out[i] = p[i];
+  return out;
+}
+
+// One term of a sum of products: A is (m x k) with strides, B is (k x n) with rows ldb apart; k > 0.
 template <class Ptr>
 struct Term {
   Ptr a;
@@ -40,12 +68,14 @@ struct Term {
   Ptr b;
   long ldb;
   int k;
+  const double *next_a = nullptr, *next_b = nullptr;  // square tiles of size k that will be wanted soon
 };
 
 struct Linear {
   using Ptr = double*;
   using Value = double;
   static constexpr int kPlanes = 1;
+  static const double* address(Ptr p) { return p; }
   static Ptr at(double* base, long) { return base; }
   static double get(Ptr p, long i) { return p[i]; }
   static void set(Ptr p, long i, double v) { p[i] = v; }
@@ -59,36 +89,89 @@ struct Linear {
   static double div(double a, double b) { return a / b; }
   static double to_double(double v) { return v; }
   static double from_double(double v) { return v; }
-  static double exp(double x) { return std::exp(x); }
-  static double log(double v) { return std::log(v); }
+  // e^x for x <= 0, to the last bit or so; 0 below -708, where doubles end.
+  static Vec exp(Vec x) {
+    const Vec floor = splat(-708.0);
+    const IVec seen = x > floor;
+    x = seen ? x : floor;
+    const Vec round = splat(6755399441055744.0);  // 1.5 * 2^52: adding it leaves a whole number in the last bits
+    const Vec shifted = x * splat(1.4426950408889634) + round;
+    const Vec power = shifted - round;
+    Vec r = x - power * splat(0.693147180369123816490);  // ln 2 in two parts, so that no digits are lost
+    r -= power * splat(1.90821492927058770002e-10);
+    Vec p = splat(1.0 / 6227020800.0);
+    constexpr double factorial[] = {479001600, 39916800, 3628800, 362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1};
+    for (const double f : factorial) p = p * r + splat(1 / f);
+    const Vec two = (Vec)(((IVec)shifted << 52) + (IVec{} + (int64_t(1023) << 52)));
+    return seen ? p * two : Vec{};
+  }
+
+  // out[i] = e^(in[i] - top), for in[i] <= top
+  template <class IO>
+  static void exp(const IO* in, double top, Ptr out, int n) {
+    for (int i = 0; i < n; i += kLanes) {
+      const Vec e = exp(read(in + i, n - i, top) - splat(top));
+      if (n - i >= kLanes)
+        *(VecU*)(out + i) = e;
+      else
+        for (int l = 0; l < n - i; ++l) out[i + l] = e[l];
+    }
+  }
+
+  // out (cols x rows) = in (rows x cols) transposed; both sizes are whole vectors.
+  static void transpose(Ptr in, int rows, int cols, Ptr out) {
+    for (int r = 0; r < rows; r += kLanes)
+      for (int c = 0; c < cols; c += kLanes) {
+        Vec v[kLanes];
+        for (int i = 0; i < kLanes; ++i) v[i] = *(const Vec*)(in + long(r + i) * cols + c);
+        for (int step = 1; step < kLanes; step *= 2) {
+          const IVec odd = (lanes() & step) != 0;
+          const IVec first = odd ? lanes() - step + kLanes : lanes(), second = odd ? lanes() + kLanes : lanes() + step;
+          for (int i = 0; i < kLanes; ++i)
+            if (!(i & step)) {
+              const Vec a = v[i], b = v[i + step];
+              v[i] = permute(a, b, first);
+              v[i + step] = permute(a, b, second);
+            }
+        }
+        for (int i = 0; i < kLanes; ++i) *(Vec*)(out + long(c + i) * rows + r) = v[i];
+      }
+  }
 
   template <int M, int N>
   static void block(const Term<Ptr>* terms, int count, long m0, long n0, Ptr c, long ldc, bool add) {
     Vec acc[M][N];
-    c += m0 * ldc + n0;
-    if (add) {
-      for (int m = 0; m < M; ++m)
-        for (int v = 0; v < N; ++v) acc[m][v] = *(const Vec*)(c + m * ldc + v * kLanes);
-    } else {
-      for (int m = 0; m < M; ++m)
-        for (int v = 0; v < N; ++v) acc[m][v] = Vec{};
-    }
-    for (int i = 0; i < count; ++i) {
-      const Term<Ptr>& t = terms[i];
-      const double* a = t.a + m0 * t.rs;
-      const double* b = t.b + n0;
-      const long rs = t.rs, cs = t.cs, ldb = t.ldb;
-      for (int k = 0; k < t.k; ++k, a += cs, b += ldb) {
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < N; ++v) acc[m][v] = Vec{};
+    for (const Term<Ptr>* t = terms; t != terms + count; ++t) {
+      const long rs = t->rs, cs = t->cs, ldb = t->ldb;
+      const double* a = t->a + m0 * rs;
+      const double* b = t->b + n0;
+      int k = t->k;
+      // The first sweep over the columns calls for A's next tile, the second one for B's, a line at a time.
+      const double* next = M < 8 ? nullptr : n0 == 0 ? t->next_a : t->next_b;
+      if (next) next += m0 * k;
+      do {
+        if (M == 8 && next) {
+          __builtin_prefetch(next);
+          next += 8;
+        }
         Vec row[N];
         for (int v = 0; v < N; ++v) row[v] = *(const Vec*)(b + v * kLanes);
         for (int m = 0; m < M; ++m) {
           const Vec x = splat(a[m * rs]);
           for (int v = 0; v < N; ++v) acc[m][v] += x * row[v];
         }
-      }
+        a += cs;
+        b += ldb;
+      } while (--k > 0);
     }
+    c += m0 * ldc + n0;
     for (int m = 0; m < M; ++m)
-      for (int v = 0; v < N; ++v) *(Vec*)(c + m * ldc + v * kLanes) = acc[m][v];
+      for (int v = 0; v < N; ++v) {
+        Vec* out = (Vec*)(c + m * ldc + v * kLanes);
+        *out = add ? *out + acc[m][v] : acc[m][v];
+      }
   }
 
   // As many accumulators as the registers hold beside one row of B.
@@ -127,32 +210,43 @@ struct Linear {
     }
   }
 
-  // sum_i a[i] * b[i]; both start on a vector boundary and are zero, or harmless, up to the next one.
-  static double dot(Ptr a, Ptr b, int n) {
-    Vec acc = Vec{};
-    for (int i = 0; i < n; i += kLanes) acc += *(const Vec*)(a + i) * *(const Vec*)(b + i);
-    return sum(acc);
+  // out[r * rs + c * cs] += sum over the terms of row r of A times row c of B (not of its columns: k is the rows' length).
+  // Rows start on a vector boundary, and one of the two is zero from k to the next boundary.
+  static void dots(const Term<Ptr>* terms, int count, int rows, int cols, Ptr out, long rs, long cs) {
+    for (int r = 0; r < rows; r += 3)
+      for (int c = 0; c < cols; c += 3) {
+        const Ptr to = out + r * rs + c * cs;
+        switch (std::min(rows - r, 3) * 4 + std::min(cols - c, 3)) {
+          case 15: some_dots<3, 3>(terms, count, r, c, to, rs, cs); break;
+          case 14: some_dots<3, 2>(terms, count, r, c, to, rs, cs); break;
+          case 13: some_dots<3, 1>(terms, count, r, c, to, rs, cs); break;
+          case 11: some_dots<2, 3>(terms, count, r, c, to, rs, cs); break;
+          case 10: some_dots<2, 2>(terms, count, r, c, to, rs, cs); break;
+          case 9: some_dots<2, 1>(terms, count, r, c, to, rs, cs); break;
+          case 7: some_dots<1, 3>(terms, count, r, c, to, rs, cs); break;
+          case 6: some_dots<1, 2>(terms, count, r, c, to, rs, cs); break;
+          default: some_dots<1, 1>(terms, count, r, c, to, rs, cs); break;
+        }
+      }
+  }
+  template <int R, int C>
+  static void some_dots(const Term<Ptr>* terms, int count, int r0, int c0, Ptr out, long rs, long cs) {
+    Vec acc[R][C] = {};
+    for (const Term<Ptr>* t = terms; t != terms + count; ++t) {
+      const double *a = t->a + r0 * t->rs, *b = t->b + c0 * t->ldb;
+      for (int i = 0; i < t->k; i += kLanes)
+        for (int r = 0; r < R; ++r)
+          for (int c = 0; c < C; ++c) acc[r][c] += *(const Vec*)(a + r * t->rs + i) * *(const Vec*)(b + c * t->ldb + i);
+    }
+    for (int r = 0; r < R; ++r)
+      for (int c = 0; c < C; ++c) out[r * rs + c * cs] += sum(acc[r][c]);
   }
 
-  // out[r * ld_out + c] += dot of row r of a (rows x n) and row c of b (cols x n), for small rows and cols.
-  static void dots(Ptr a, long lda, int rows, Ptr b, long ldb, int cols, int n, Ptr out, long rs, long cs) {
-    for (int r = 0; r < rows; ++r) {
-      int c = 0;
-      for (; c + 3 <= cols; c += 3) {
-        Vec x = Vec{}, y = Vec{}, z = Vec{};
-        const double *b0 = b + c * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb;
-        for (int i = 0; i < n; i += kLanes) {
-          const Vec v = *(const Vec*)(a + r * lda + i);
-          x += v * *(const Vec*)(b0 + i);
-          y += v * *(const Vec*)(b1 + i);
-          z += v * *(const Vec*)(b2 + i);
-        }
-        out[r * rs + c * cs] += sum(x);
-        out[r * rs + (c + 1) * cs] += sum(y);
-        out[r * rs + (c + 2) * cs] += sum(z);
-      }
-      for (; c < cols; ++c) out[r * rs + c * cs] += dot(a + r * lda, b + c * ldb, n);
-    }
+  // sum of n numbers that start on a vector boundary and end in zeros up to the next one
+  static double total(Ptr p, int n) {
+    Vec acc = Vec{};
+    for (int i = 0; i < n; i += kLanes) acc += *(const Vec*)(p + i);
+    return sum(acc);
   }
 };
 
@@ -172,6 +266,7 @@ struct Extended {
     }
   };
   static constexpr int kPlanes = 2;
+  static const double* address(Ptr) { return nullptr; }
   static constexpr double kZeroExponent = -1e15;  // so low that no sum of exponents comes near it
 
   static Ptr at(double* base, long count) { return {base, base + count}; }
@@ -210,7 +305,6 @@ struct Extended {
     // ln 2 in two parts, so that e * ln 2 loses no digits
     return normal(std::exp((x - e * 0.693147180369123816490) - e * 1.90821492927058770002e-10), e);
   }
-  static double log(Value v) { return v.m == 0 ? -INFINITY : std::log(v.m) + v.e * 0.6931471805599453; }
 
   static Vec max(Vec a, Vec b) { return a > b ? a : b; }
   static Vec power_of_two(Vec d) {  // d whole, at most 0
@@ -251,16 +345,30 @@ struct Extended {
       }
   }
 
-  static Value dot(Ptr a, Ptr b, int n) {
-    Value total = zero();
-    for (int i = 0; i < n; ++i) total = add(total, mul(get(a, i), get(b, i)));
-    return total;
+  template <class IO>
+  static void exp(const IO* in, double top, Ptr out, int n) {
+    for (int i = 0; i < n; ++i) set(out, i, exp(double(in[i]) - top));
   }
 
-  static void dots(Ptr a, long lda, int rows, Ptr b, long ldb, int cols, int n, Ptr out, long rs, long cs) {
+  static void transpose(Ptr in, int rows, int cols, Ptr out) {
     for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < cols; ++c)
-        set(out, r * rs + c * cs, add(get(out, r * rs + c * cs), dot(a + r * lda, b + c * ldb, n)));
+      for (int c = 0; c < cols; ++c) set(out, long(c) * rows + r, get(in, long(r) * cols + c));
+  }
+
+  static void dots(const Term<Ptr>* terms, int count, int rows, int cols, Ptr out, long rs, long cs) {
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < cols; ++c) {
+        Value sum = get(out, r * rs + c * cs);
+        for (const Term<Ptr>* t = terms; t != terms + count; ++t)
+          for (int i = 0; i < t->k; ++i) sum = add(sum, mul(get(t->a, r * t->rs + i), get(t->b, c * t->ldb + i)));
+        set(out, r * rs + c * cs, sum);
+      }
+  }
+
+  static Value total(Ptr p, int n) {
+    Value sum = zero();
+    for (int i = 0; i < n; ++i) sum = add(sum, get(p, i));
+    return sum;
   }
 };
 

@@ -8,22 +8,50 @@
 // Letters as in NOTATION.md. Index i of an attention weight is shifted by one: column 0 is the bottom element.
 #pragma once
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 #include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "arithmetic.h"
 
 namespace STACKATTN_KERNEL {
 namespace {
 
-// Vectors want 64-byte boundaries. Memory is left as it comes: every user clears what must be zero.
+// A thread's memory, used again for each of its sequences: fresh memory is slow to touch. It is left as it comes: every user clears what
+// must be zero.
 class Workspace {
  public:
-  explicit Workspace(size_t doubles) : memory_(::operator new((doubles + 64) * sizeof(double))) {
-    next_ = reinterpret_cast<double*>((reinterpret_cast<uintptr_t>(memory_) + 63) & ~uintptr_t(63));
-  }
-  ~Workspace() { ::operator delete(memory_); }
+  Workspace() = default;
+  ~Workspace() { std::free(memory_); }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
+
+  // Forgets what was taken before, and makes sure that there is enough for what comes.
+  void start(size_t doubles) {
+    if (doubles > room_) {
+      constexpr size_t kHuge = size_t(1) << 21;
+      const size_t bytes = (doubles * sizeof(double) + kHuge) / kHuge * kHuge;
+      keep_at_most(0);
+      memory_ = std::aligned_alloc(kHuge, bytes);
+      if (!memory_) throw std::bad_alloc();
+#if defined(__linux__)
+      madvise(memory_, bytes, MADV_HUGEPAGE);  // a hint: fewer page faults where the system has huge pages
+#endif
+      room_ = bytes / sizeof(double);
+    }
+    next_ = static_cast<double*>(memory_);
+  }
+  // Small memory waits for the next call, large memory goes back.
+  void keep_at_most(size_t bytes) {
+    if (room_ * sizeof(double) <= bytes) return;
+    std::free(memory_);
+    memory_ = nullptr;
+    room_ = 0;
+  }
   double* take(size_t doubles) {
     double* p = next_;
     next_ += (doubles + 7) / 8 * 8;
@@ -31,8 +59,9 @@ class Workspace {
   }
 
  private:
-  void* memory_;
-  double* next_;
+  void* memory_ = nullptr;
+  size_t room_ = 0;
+  double* next_ = nullptr;
 };
 
 template <class A>
@@ -49,14 +78,16 @@ class Chart {
   // A superposition stack that is popped when empty stays empty: every push has weight 1 below it, and no row is normalised.
   const bool superposition;
 
-  static int block_size(int Q) { return Q == 1 ? 48 : Q == 2 ? 24 : Q <= 4 ? 16 : 8; }
+  // Whole vectors, and small where sequences are short: more of a small tile is above the diagonal.
+  static int block_size(int Q, int n) { return Q == 1 ? 48 : Q == 2 ? 24 : Q <= 4 && n > 128 ? 16 : 8; }
 
-  Chart(int n, int Q, int S, bool superposition, bool with_gradient)
-      : n(n), Q(Q), S(S), QS(Q * S), b(block_size(Q)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
+  Chart(Workspace& work, int n, int Q, int S, bool superposition, bool with_gradient)
+      : n(n), Q(Q), S(S), QS(Q * S), b(block_size(Q, n)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
         tiles_(long(blocks) * (blocks + 1) / 2 * ld * ld), panels_(long(blocks) * (blocks + 1) / 2 * ld * b),
         steps_(long(n) * (2 * QS * QS + QS * Q)),
-        work_(A::kPlanes * ((2 + 3 * with_gradient) * (S * tiles_ + 8) + (1 + 2 * with_gradient) * (S * panels_ + 8) +
-                            (1 + with_gradient) * (steps_ + 24 + long(n + 1) * QS + 8) + n + 17)) {
+        work_(work) {
+    work.start(A::kPlanes * ((2 + 3 * with_gradient) * (S * tiles_ + 8) + (1 + 2 * with_gradient) * (S * panels_ + 8) +
+                             (1 + with_gradient) * (steps_ + 24 + long(n + 1) * QS + 8) + n + 17));
     D_ = take(S * tiles_);
     P_ = take(S * tiles_);
     F_ = take(S * panels_);
@@ -120,7 +151,7 @@ class Chart {
 
  private:
   long tiles_, panels_, steps_;
-  Workspace work_;
+  Workspace& work_;
   Ptr D_, P_, F_, DT_, dD_, dP_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
   Ptr push_, repl_, pop_, dpush_, drepl_, dpop_, alpha_, dalpha_, mass_;
 
@@ -158,7 +189,14 @@ class Chart {
     Product terms[kGroup];
     for (int K = from; K < to; K += kGroup) {
       int used = 0;
-      for (; used < kGroup && K + used < to; ++used) terms[used] = make(K + used);
+      for (; used < kGroup && K + used < to; ++used) {
+        terms[used] = make(K + used);
+        if (K + used + kGroup < to) {
+          const Product next = make(K + used + kGroup);
+          terms[used].next_a = A::address(next.a);
+          terms[used].next_b = A::address(next.b);
+        }
+      }
       A::gemm(terms, used, m, count, c, ldc, add || K > from);
     }
   }
@@ -236,9 +274,7 @@ class Chart {
       Value mass = A::zero();
       for (int r = 0; r < Q; ++r)
         for (int y = 0; y < S; ++y) {
-          Value total = A::zero();
-          const Ptr out = f_row(F_, y, t) + long(r) * width(T);
-          for (int i = 0; i <= t; ++i) total = A::add(total, A::get(out, i));
+          const Value total = A::total(weights(t, r, y), t + 1);
           A::set(alpha_, long(t) * QS + r * S + y, superposition ? A::one() : total);
           mass = A::add(mass, total);
         }
@@ -284,30 +320,22 @@ class Chart {
           for (int i = k + 1; i < width(T); ++i) A::set(out, i, A::zero());
         }
       for (int z = 0; z < S; ++z)
-        for (int y = 0; y < S; ++y)
-          A::dots(f_row(F_, z, k), width(T), Q, f_row(dFT_, y, t), width(t / b), Q, k + 1, drepl(t) + (long(z) * QS + y),
-                  long(S) * QS, S);
+        for (int y = 0; y < S; ++y) {
+          const Product term = {f_row(F_, z, k), width(T), 1, f_row(dFT_, y, t), width(t / b), k + 1};
+          A::dots(&term, 1, Q, Q, drepl(t) + (long(z) * QS + y), long(S) * QS, S);
+        }
     }
   }
 
   void transpose_panels() {
     for (int y = 0; y < S; ++y)
-      for (int T = 0; T < blocks; ++T) transpose(panel(dFT_, y, T), ld, width(T), panel(dF_, y, T));
+      for (int T = 0; T < blocks; ++T) A::transpose(panel(dFT_, y, T), ld, width(T), panel(dF_, y, T));
   }
   void transpose_tiles() {
     for (int w = 0; w < S; ++w)
       for (int T = 0; T < blocks; ++T)
-        for (int J = 0; J <= T; ++J) transpose(tile(D_, w, J, T), ld, ld, tile(DT_, w, J, T));
+        for (int J = 0; J <= T; ++J) A::transpose(tile(D_, w, J, T), ld, ld, tile(DT_, w, J, T));
   }
-  static void transpose(Ptr in, int rows, int cols, Ptr out) {
-    constexpr int kStep = 8;
-    for (int r0 = 0; r0 < rows; r0 += kStep)
-      for (int c0 = 0; c0 < cols; c0 += kStep)
-        for (int c = c0; c < std::min(c0 + kStep, cols); ++c)
-          for (int r = r0; r < std::min(r0 + kStep, rows); ++r)
-            A::set(out, long(c) * rows + r, A::get(in, long(r) * cols + c));
-  }
-
   // What F gives to P: sum over i of F[i -> k] dF[i -> t].
   void start_dP(int J, int T) {
     for (int y = 0; y < S; ++y) {
@@ -354,6 +382,7 @@ class Chart {
   }
 
   void collect_steps(int J) {
+    std::vector<Product> terms(blocks);
     for (int j = begin(J); j < std::min(end(J), n); ++j) {
       if ((j + 1) / b >= J && j > 0)
         for (int p = 0; p < Q; ++p)
@@ -362,14 +391,17 @@ class Chart {
               A::set(dpop(j + 1), (long(p) * S + w) * Q + r,
                      A::get(row(dD_, w, j, (j + 1) / b), long(p) * ld + ((j + 1) % b) * Q + r));
       if (j + 1 >= n) continue;
-      for (int T = (j + 1) / b; T < blocks; ++T)
-        for (int w = 0; w < S; ++w)
-          for (int z = 0; z < S; ++z) {
-            const long at = long(w) * QS + z;
-            A::dots(row(dP_, w, j, T), ld, Q, row(D_, z, j + 1, T), ld, Q, columns(T), dpush(j + 1) + at, long(S) * QS, S);
-            if (j > 0)
-              A::dots(row(dD_, w, j, T), ld, Q, row(D_, z, j + 1, T), ld, Q, columns(T), drepl(j + 1) + at, long(S) * QS, S);
-          }
+      for (int w = 0; w < S; ++w)
+        for (int z = 0; z < S; ++z) {
+          const auto collect = [&](Ptr gradient, Ptr to) {
+            int count = 0;
+            for (int T = (j + 1) / b; T < blocks; ++T)
+              terms[count++] = {row(gradient, w, j, T), ld, 1, row(D_, z, j + 1, T), ld, columns(T)};
+            A::dots(terms.data(), count, Q, Q, to + (long(w) * QS + z), long(S) * QS, S);
+          };
+          collect(dP_, dpush(j + 1));
+          if (j > 0) collect(dD_, drepl(j + 1));
+        }
     }
   }
 };

@@ -3,8 +3,9 @@
 // A state is one array of doubles for each sequence, and extending it appends to the array. Column t = 1, 2, ... holds
 //   P   [S w][Q r][(t-1) x Q]  P[j -> t][p,w -> r] for the time points j = 0..t-2, states p inside
 //   F   [S y][Q r][t+1]        F[i -> t][r,y] for i = 0..t, shifted by one: 0 is the bottom element
-//   push, replace              [Q S][Q S] the weights of step t, scaled
-// The gradient of a state has the same form, so that it can travel from step to step as a gradient travels.
+//   push, replace              [Q S to][Q S from] the weights of step t, scaled and transposed
+// The last axis of each is padded with zeros to a multiple of 8, so that vectors need not look where they end. The gradient of a state
+// has the same form (what is in its padding does not matter), so that it can travel from step to step as a gradient travels.
 #pragma once
 #include "arithmetic.h"
 #include "chart.h"
@@ -12,271 +13,326 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
+inline long padded(long n) { return (n + 7) / 8 * 8; }
+
 struct Layout {
   int Q, S, QS;
-  Layout(int Q, int S) : Q(Q), S(S), QS(Q * S) {}
-  long offset(long t) const { return QS * (Q * (t - 1) * (t - 2) / 2 + (t - 1) * (t + 2) / 2 + 2L * QS * (t - 1)); }
+  long from;  // length of a row of transition weights
+  std::vector<long> offset;  // of column t; the last one is the size of a state of all steps
+
+  Layout(int Q, int S, long steps) : Q(Q), S(S), QS(Q * S), from(padded(QS)), offset(steps + 2) {
+    for (long t = 1; t <= steps; ++t) offset[t + 1] = offset[t] + QS * (p_row(t) + f_row(t) + 2 * from);
+  }
+  long p_row(long t) const { return padded((t - 1) * Q); }
+  long f_row(long t) const { return padded(t + 1); }
   // Inside column t:
-  long p(long t, int w, int r) const { return (w * Q + r) * (t - 1) * Q; }
-  long f(long t, int y, int r) const { return QS * (t - 1) * Q + (y * Q + r) * (t + 1); }
-  long push(long t) const { return QS * ((t - 1) * Q + t + 1); }
-  long repl(long t) const { return push(t) + long(QS) * QS; }
+  long p(long t, int w, int r) const { return (w * Q + r) * p_row(t); }
+  long f(long t, int y, int r) const { return QS * p_row(t) + (y * Q + r) * f_row(t); }
+  long push(long t) const { return QS * (p_row(t) + f_row(t)); }
+  long repl(long t) const { return push(t) + QS * from; }
 };
 
-// y[r][i] += sum over p of c[p][r] * x[p][i]: the loop in which a column's work is done.
+// out[r][i] = in[r][i] + sum over p of c[p][r] * x[p][i]: the loop in which a column's work is done. All lengths are padded.
 template <int R, int P>
-void add_products(double* y, long ldy, const double* x, long ldx, const double* c, long n) {
-  long i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    Vec in[P];
-    for (int p = 0; p < P; ++p) in[p] = *(const VecU*)(x + p * ldx + i);
+void add_products(double* out, const double* in, long ld, const double* x, long ldx, const double* c, long n) {
+  for (long i = 0; i < n; i += kLanes) {
+    Vec row[P];
+    for (int p = 0; p < P; ++p) row[p] = *(const Vec*)(x + p * ldx + i);
     for (int r = 0; r < R; ++r) {
-      Vec total = *(const VecU*)(y + r * ldy + i);
-      for (int p = 0; p < P; ++p) total += splat(c[p * R + r]) * in[p];
-      *(VecU*)(y + r * ldy + i) = total;
+      Vec total = *(const Vec*)(in + r * ld + i);
+      for (int p = 0; p < P; ++p) total += splat(c[p * R + r]) * row[p];
+      *(Vec*)(out + r * ld + i) = total;
     }
   }
-  for (; i < n; ++i)
-    for (int r = 0; r < R; ++r)
-      for (int p = 0; p < P; ++p) y[r * ldy + i] += c[p * R + r] * x[p * ldx + i];
 }
 
-void add_products(int Q, double* y, long ldy, const double* x, long ldx, const double* c, long n) {
+void add_products(int Q, double* out, const double* in, long ld, const double* x, long ldx, const double* c, long n) {
   switch (Q) {
-    case 1: return add_products<1, 1>(y, ldy, x, ldx, c, n);
-    case 2: return add_products<2, 2>(y, ldy, x, ldx, c, n);
-    case 3: return add_products<3, 3>(y, ldy, x, ldx, c, n);
-    case 4: return add_products<4, 4>(y, ldy, x, ldx, c, n);
+    case 1: return add_products<1, 1>(out, in, ld, x, ldx, c, n);
+    case 2: return add_products<2, 2>(out, in, ld, x, ldx, c, n);
+    case 3: return add_products<3, 3>(out, in, ld, x, ldx, c, n);
+    case 4: return add_products<4, 4>(out, in, ld, x, ldx, c, n);
   }
   for (int r = 0; r < Q; ++r)
-    for (int p = 0; p < Q; ++p) add_products<1, 1>(y + r * ldy, 0, x + p * ldx, 0, c + p * Q + r, n);
+    for (int p = 0; p < Q; ++p)
+      add_products<1, 1>(out + r * ld, (p ? out : in) + r * ld, 0, x + p * ldx, 0, c + p * Q + r, n);
 }
 
-// d[p][r] += sum over i of x[p][i] * y[r][i]
+// d[p][r] = sum over i of x[p][i] * y[r][i]
 template <int R, int P>
-void add_dots(double* d, const double* x, long ldx, const double* y, long ldy, long n) {
+void dot_products(double* d, const double* x, long ldx, const double* y, long ldy, long n) {
   Vec total[P][R] = {};
-  long i = 0;
-  for (; i + kLanes <= n; i += kLanes)
+  for (long i = 0; i < n; i += kLanes)
     for (int p = 0; p < P; ++p)
-      for (int r = 0; r < R; ++r) total[p][r] += *(const VecU*)(x + p * ldx + i) * *(const VecU*)(y + r * ldy + i);
+      for (int r = 0; r < R; ++r) total[p][r] += *(const Vec*)(x + p * ldx + i) * *(const Vec*)(y + r * ldy + i);
   for (int p = 0; p < P; ++p)
-    for (int r = 0; r < R; ++r) {
-      double rest = 0;
-      for (long k = i; k < n; ++k) rest += x[p * ldx + k] * y[r * ldy + k];
-      d[p * R + r] += sum(total[p][r]) + rest;
-    }
+    for (int r = 0; r < R; ++r) d[p * R + r] = sum(total[p][r]);
 }
 
-void add_dots(int Q, double* d, const double* x, long ldx, const double* y, long ldy, long n) {
+void dot_products(int Q, double* d, const double* x, long ldx, const double* y, long ldy, long n) {
   switch (Q) {
-    case 1: return add_dots<1, 1>(d, x, ldx, y, ldy, n);
-    case 2: return add_dots<2, 2>(d, x, ldx, y, ldy, n);
-    case 3: return add_dots<3, 3>(d, x, ldx, y, ldy, n);
-    case 4: return add_dots<4, 4>(d, x, ldx, y, ldy, n);
+    case 1: return dot_products<1, 1>(d, x, ldx, y, ldy, n);
+    case 2: return dot_products<2, 2>(d, x, ldx, y, ldy, n);
+    case 3: return dot_products<3, 3>(d, x, ldx, y, ldy, n);
+    case 4: return dot_products<4, 4>(d, x, ldx, y, ldy, n);
   }
   for (int p = 0; p < Q; ++p)
-    for (int r = 0; r < Q; ++r) add_dots<1, 1>(d + p * Q + r, x + p * ldx, 0, y + r * ldy, 0, n);
+    for (int r = 0; r < Q; ++r) dot_products<1, 1>(d + p * Q + r, x + p * ldx, 0, y + r * ldy, 0, n);
 }
+
+// Products with a step's transition weights M, transposed: M[to][from]. The small matrices are x[to][r] and y[r][from].
+struct Mixer {
+  int Q, QS;
+  long from;
+
+  // y[r][from] = or += sum over `to` of M[to][from] * x[to][r]
+  void pull(const double* M, const double* x, double* y, bool add) const {
+    for (int v = 0; v < from; v += kLanes) {
+      int r = 0;
+      for (; r + 3 <= Q; r += 3) pull_some<3>(M + v, x + r, y + r * from + v, add);
+      for (; r < Q; ++r) pull_some<1>(M + v, x + r, y + r * from + v, add);
+    }
+  }
+  template <int R>
+  void pull_some(const double* M, const double* x, double* y, bool add) const {
+    Vec total[R];
+    for (int r = 0; r < R; ++r) total[r] = add ? *(const Vec*)(y + r * from) : Vec{};
+    for (int c = 0; c < QS; ++c)
+      for (int r = 0; r < R; ++r) total[r] += *(const Vec*)(M + c * from) * splat(x[c * Q + r]);
+    for (int r = 0; r < R; ++r) *(Vec*)(y + r * from) = total[r];
+  }
+  // x[to][r] += sum over `from` of M[to][from] * y[r][from] + N[to][from] * z[r][from]
+  void hand_on(const double* M, const double* y, const double* N, const double* z, double* x) const {
+    for (int c = 0; c < QS; ++c)
+      for (int r = 0; r < Q; ++r) {
+        Vec total = Vec{};
+        for (int v = 0; v < from; v += kLanes) {
+          total += *(const Vec*)(M + c * from + v) * *(const Vec*)(y + r * from + v);
+          total += *(const Vec*)(N + c * from + v) * *(const Vec*)(z + r * from + v);
+        }
+        x[c * Q + r] += sum(total);
+      }
+  }
+  // M[to][from] = in[to][from] + sum over r of x[to][r] * y[r][from]
+  void outer(const double* x, const double* y, const double* in, double* M) const {
+    for (int c = 0; c < QS; ++c)
+      for (int v = 0; v < from; v += kLanes) {
+        Vec total = *(const Vec*)(in + c * from + v);
+        for (int r = 0; r < Q; ++r) total += splat(x[c * Q + r]) * *(const Vec*)(y + r * from + v);
+        *(Vec*)(M + c * from + v) = total;
+      }
+  }
+};
 
 // One sequence's state, extended by one step at a time.
 class Columns {
  public:
-  Columns(int Q, int S, bool superposition, double* state, long most_steps)
-      : at_(Q, S), Q(Q), S(S), QS(Q * S), superposition_(superposition), state_(state), ld_((most_steps + 1) * Q),
-        start_(QS, 0.0), ones_(QS, 1.0), D_(QS * ld_), pop_(QS * Q) {
-    if (!superposition) start_[0] = 1;
+  Columns(Workspace& work, const Layout& layout, bool superposition, double* state)
+      : at_(layout), mix_{layout.Q, layout.QS, layout.from}, Q(layout.Q), S(layout.S), QS(layout.QS),
+        superposition_(superposition), state_(state), ld_(padded(long(layout.offset.size()) * Q)) {
+    const long square = QS * Q;
+    work.start(3 * QS * ld_ + 3 * padded(QS) + 4 * padded(square) + 2 * Q * at_.from + Q * padded(1));
+    D_ = work.take(QS * ld_);
+    dD_ = work.take(QS * ld_);
+    dP_ = work.take(QS * ld_);
+    alpha_ = work.take(QS);
+    dalpha_ = work.take(QS);
+    pop_ = work.take(square);
+    x_ = work.take(square);
+    c_ = work.take(square);
+    d_ = work.take(square);
+    y_ = work.take(Q * at_.from);
+    z_ = work.take(Q * at_.from);
+    start_ = work.take(Q * padded(1));
+    std::fill_n(start_, Q * padded(1), 0.0);
   }
 
-  double* push(long t) { return state_ + at_.offset(t) + at_.push(t); }
-  double* repl(long t) { return state_ + at_.offset(t) + at_.repl(t); }
-  double* pop() { return pop_.data(); }  // of the step that is being taken
+  double* push(long t) { return state_ + at_.offset[t] + at_.push(t); }  // [to][from]
+  double* repl(long t) { return state_ + at_.offset[t] + at_.repl(t); }
+  double* pop() { return pop_; }  // (q,x) x r, of the step that is being taken
 
-  // F[. -> t][r, y] over i = 0..t
-  const double* weights(long t, int y, int r) const {
-    return t == 0 ? &start_[y * Q + r] : state_ + at_.offset(t) + at_.f(t, y, r);
+  // F[. -> t][r, y] over i = 0..t; the states r of one symbol are weights_row(t) apart. Before the first step there is the bottom element.
+  const double* weights(long t, int y, int r = 0) {
+    if (t > 0) return state_ + at_.offset[t] + at_.f(t, y, r);
+    start_[0] = !superposition_ && y == 0;
+    return start_ + r * padded(1);
   }
-  double mass(long t) const {
+  long weights_row(long t) const { return at_.f_row(t); }
+  double mass(long t) {
+    sum_weights(t);
     double total = 0;
-    for (int y = 0; y < S; ++y)
-      for (int r = 0; r < Q; ++r)
-        for (long i = 0; i <= t; ++i) total += weights(t, y, r)[i];
+    for (int s = 0; s < QS; ++s) total += alpha_[s];
     return total;
   }
 
   // Column t from the columns before it and the weights of step t (push(t), repl(t), pop()).
   void extend(long t) {
     solve(t);
-    double* column = state_ + at_.offset(t);
-    for (int y = 0; y < S; ++y)
-      for (int r = 0; r < Q; ++r) {
-        double* P = column + at_.p(t, y, r);
-        for (long k = 0; k <= t - 2; ++k)
-          for (int u = 0; u < Q; ++u) {
-            const double* row = push(k + 1) + (long(u) * S + y) * QS;
-            double total = 0;
-            for (int p = 0; p < Q; ++p)
-              for (int w = 0; w < S; ++w) total += row[p * S + w] * D(w, r, k + 1, p);
-            P[k * Q + u] = total;
-          }
-      }
-    std::vector<double> alpha = forward_weights(t - 1), c(Q * Q);
+    double* column = state_ + at_.offset[t];
+    std::fill_n(column, at_.push(t), 0.0);
+    for (long k = 0; k <= t - 2; ++k) {
+      read(D_, k + 1, x_);
+      mix_.pull(push(k + 1), x_, y_, false);
+      for (int y = 0; y < S; ++y)
+        for (int r = 0; r < Q; ++r)
+          for (int u = 0; u < Q; ++u) column[at_.p(t, y, r) + k * Q + u] = y_[r * at_.from + u * S + y];
+    }
+    sum_weights(t - 1);
     const double *push_t = push(t), *repl_t = repl(t);
     for (int y = 0; y < S; ++y) {
       double* F = column + at_.f(t, y, 0);
-      std::fill(F, F + Q * (t + 1), 0.0);
       for (int z = 0; z < S; ++z) {
         for (int s = 0; s < Q; ++s)
-          for (int r = 0; r < Q; ++r) c[s * Q + r] = repl_t[(long(s) * S + z) * QS + r * S + y];
-        add_products(Q, F, t + 1, weights(t - 1, z, 0), t, c.data(), t);
+          for (int r = 0; r < Q; ++r) c_[s * Q + r] = repl_t[(r * S + y) * at_.from + s * S + z];
+        add_products(Q, F, F, at_.f_row(t), weights(t - 1, z), weights_row(t - 1), c_, padded(t));
       }
       for (long k = 0; k <= t - 2; ++k) {
         for (int u = 0; u < Q; ++u)
-          for (int r = 0; r < Q; ++r) c[u * Q + r] = column[at_.p(t, y, r) + k * Q + u];
-        add_products(Q, F, t + 1, weights(k, y, 0), k + 1, c.data(), k + 1);
+          for (int r = 0; r < Q; ++r) c_[u * Q + r] = column[at_.p(t, y, r) + k * Q + u];
+        add_products(Q, F, F, at_.f_row(t), weights(k, y), weights_row(k), c_, padded(k + 1));
       }
       for (int r = 0; r < Q; ++r) {
         double pushed = 0;
-        for (int s = 0; s < QS; ++s) pushed += alpha[s] * push_t[long(s) * QS + r * S + y];
-        F[r * (t + 1) + t] = pushed;
+        for (int s = 0; s < QS; ++s) pushed += alpha_[s] * push_t[(r * S + y) * at_.from + s];
+        F[r * at_.f_row(t) + t] = pushed;
       }
     }
   }
 
-  // The same walked back. `gradient(t)` gives column t of the gradient: the one of t itself is complete, except for dF from the
-  // attention weights of step t, which the caller has added; what the step gives to earlier columns is added to them.
-  template <class Gradient>
-  void retract(long t, Gradient gradient, double* dpush, double* drepl, double* dpop) {
+  // The same walked back. `dcolumn` and `grad` are the gradients of column t and of those before it, complete but for what step t gives to
+  // them: that goes to the push and replace part of dcolumn, to dpop, (q,x) x r, and added to `grad` into `before`, which may be `grad`.
+  void retract(long t, double* dcolumn, const double* grad, double* before, double* dpop) {
     solve(t);
-    const double* column = state_ + at_.offset(t);
-    const double* dcolumn = gradient(t);
-    std::copy_n(dcolumn + at_.push(t), long(QS) * QS, dpush);
-    std::copy_n(dcolumn + at_.repl(t), long(QS) * QS, drepl);
+    const double* column = state_ + at_.offset[t];
+    double *dpush = dcolumn + at_.push(t), *drepl = dcolumn + at_.repl(t);
     const double *push_t = push(t), *repl_t = repl(t);
-    std::vector<double> alpha = forward_weights(t - 1), dalpha(QS, 0.0), c(Q * Q), d(Q * Q);
+    sum_weights(t - 1);
+    std::fill_n(dalpha_, QS, 0.0);
     for (int y = 0; y < S; ++y)
       for (int r = 0; r < Q; ++r) {
         const double g = dcolumn[at_.f(t, y, r) + t];
+        const long to = (r * S + y) * at_.from;
         for (int s = 0; s < QS; ++s) {
-          dpush[long(s) * QS + r * S + y] += alpha[s] * g;
-          dalpha[s] += push_t[long(s) * QS + r * S + y] * g;
+          dpush[to + s] += alpha_[s] * g;
+          dalpha_[s] += push_t[to + s] * g;
         }
       }
-    std::vector<double> dP(QS * (t - 1) * Q);  // [y][r][(k, u)]
+    if (t > 1 && before != grad) {  // several terms will be added to this part
+      const long at = at_.offset[t - 1] + at_.f(t - 1, 0, 0);
+      std::copy_n(grad + at, QS * at_.f_row(t - 1), before + at);
+    }
     for (int y = 0; y < S; ++y) {
       const double* dF = dcolumn + at_.f(t, y, 0);
       for (int z = 0; z < S; ++z) {
-        std::fill(d.begin(), d.end(), 0.0);
-        add_dots(Q, d.data(), weights(t - 1, z, 0), t, dF, t + 1, t);
+        dot_products(Q, d_, weights(t - 1, z), weights_row(t - 1), dF, at_.f_row(t), padded(t));
         for (int s = 0; s < Q; ++s)
           for (int r = 0; r < Q; ++r) {
-            drepl[(long(s) * S + z) * QS + r * S + y] += d[s * Q + r];
-            c[r * Q + s] = repl_t[(long(s) * S + z) * QS + r * S + y];
+            drepl[(r * S + y) * at_.from + s * S + z] += d_[s * Q + r];
+            c_[r * Q + s] = repl_t[(r * S + y) * at_.from + s * S + z];
           }
-        if (t > 1) add_products(Q, gradient(t - 1) + at_.f(t - 1, z, 0), t, dF, t + 1, c.data(), t);
+        if (t == 1) continue;
+        double* to = before + at_.offset[t - 1] + at_.f(t - 1, z, 0);
+        add_products(Q, to, to, at_.f_row(t - 1), dF, at_.f_row(t), c_, padded(t));
       }
       for (long k = 0; k <= t - 2; ++k) {
-        std::fill(d.begin(), d.end(), 0.0);
-        add_dots(Q, d.data(), weights(k, y, 0), k + 1, dF, t + 1, k + 1);
+        dot_products(Q, d_, weights(k, y), weights_row(k), dF, at_.f_row(t), padded(k + 1));
         for (int u = 0; u < Q; ++u)
           for (int r = 0; r < Q; ++r) {
-            dP[(y * Q + r) * (t - 1) * Q + k * Q + u] = dcolumn[at_.p(t, y, r) + k * Q + u] + d[u * Q + r];
-            c[r * Q + u] = column[at_.p(t, y, r) + k * Q + u];
+            const long at = at_.p(t, y, r) + k * Q + u;
+            entry(dP_, y, r, k, u) = dcolumn[at] + d_[u * Q + r];
+            c_[r * Q + u] = column[at];
           }
-        if (k > 0) add_products(Q, gradient(k) + at_.f(k, y, 0), k + 1, dF, t + 1, c.data(), k + 1);
+        if (k == 0) continue;
+        const long at = at_.offset[k] + at_.f(k, y, 0);
+        add_products(Q, before + at, grad + at, at_.f_row(k), dF, at_.f_row(t), c_, padded(k + 1));
       }
     }
     if (t > 1 && !superposition_)
       for (int y = 0; y < S; ++y)
         for (int r = 0; r < Q; ++r) {
-          double* dF = gradient(t - 1) + at_.f(t - 1, y, r);
-          for (long i = 0; i < t; ++i) dF[i] += dalpha[r * S + y];
+          double* dF = before + at_.offset[t - 1] + at_.f(t - 1, y, r);
+          for (long i = 0; i < t; ++i) dF[i] += dalpha_[r * S + y];
         }
 
-    std::vector<double> dD(QS * ld_, 0.0);  // [w][r][(j, p)]
+    for (int i = 0; i < QS; ++i) std::fill_n(dD_ + i * ld_, padded(t * Q), 0.0);
     for (long k = 1; k <= t - 1; ++k) {
-      double *dpush_k = gradient(k) + at_.push(k), *drepl_k = gradient(k) + at_.repl(k);
-      const double *push_k = push(k), *repl_k = repl(k);
-      for (int w = 0; w < S; ++w) {
-        const double* P = state_ + at_.offset(k) + at_.p(k, w, 0);
-        const long n = (k - 1) * Q;
-        std::fill(d.begin(), d.end(), 0.0);
-        add_dots(Q, d.data(), P, n, &dD[w * Q * ld_], ld_, n);
+      const double* column_k = state_ + at_.offset[k];
+      const double* in = grad + at_.offset[k];
+      double* out = before + at_.offset[k];
+      for (int w = 0; w < S; ++w) {  // x = sum of P[j -> k] dD[j -> t]
+        dot_products(Q, d_, column_k + at_.p(k, w, 0), at_.p_row(k), dD_ + w * Q * ld_, ld_, at_.p_row(k));
         for (int p = 0; p < Q; ++p)
-          for (int r = 0; r < Q; ++r) {
-            double total = d[p * Q + r];
-            for (int y = 0; y < S; ++y)
-              for (int u = 0; u < Q; ++u) {
-                const long from = (long(u) * S + y) * QS + p * S + w;
-                total += push_k[from] * dP[(y * Q + r) * (t - 1) * Q + (k - 1) * Q + u];
-                if (k > 1) total += repl_k[from] * dD[(y * Q + r) * ld_ + (k - 1) * Q + u];
-              }
-            dD[(w * Q + r) * ld_ + k * Q + p] = total;
-            c[r * Q + p] = D(w, r, k, p);
-          }
-        add_products(Q, gradient(k) + at_.p(k, w, 0), n, &dD[w * Q * ld_], ld_, c.data(), n);
+          for (int r = 0; r < Q; ++r) x_[(p * S + w) * Q + r] = d_[p * Q + r];
       }
-      for (int y = 0; y < S; ++y)
-        for (int u = 0; u < Q; ++u)
-          for (int p = 0; p < Q; ++p)
-            for (int w = 0; w < S; ++w) {
-              double to_push = 0, to_repl = 0;
-              for (int r = 0; r < Q; ++r) {
-                to_push += dP[(y * Q + r) * (t - 1) * Q + (k - 1) * Q + u] * D(w, r, k, p);
-                if (k > 1) to_repl += dD[(y * Q + r) * ld_ + (k - 1) * Q + u] * D(w, r, k, p);
-              }
-              dpush_k[(long(u) * S + y) * QS + p * S + w] += to_push;
-              drepl_k[(long(u) * S + y) * QS + p * S + w] += to_repl;
-            }
-    }
-    for (int p = 0; p < Q; ++p)
+      read_rows(dP_, k - 1, y_);
+      read_rows(dD_, k - 1, z_);
+      mix_.hand_on(column_k + at_.push(k), y_, column_k + at_.repl(k), z_, x_);
       for (int w = 0; w < S; ++w)
-        for (int r = 0; r < Q; ++r) dpop[(long(p) * S + w) * Q + r] = t > 1 ? dD[(w * Q + r) * ld_ + (t - 1) * Q + p] : 0;
+        for (int p = 0; p < Q; ++p)
+          for (int r = 0; r < Q; ++r) entry(dD_, w, r, k, p) = x_[(p * S + w) * Q + r];
+      read(D_, k, x_);
+      mix_.outer(x_, y_, in + at_.push(k), out + at_.push(k));
+      mix_.outer(x_, z_, in + at_.repl(k), out + at_.repl(k));
+      for (int w = 0; w < S; ++w) {
+        for (int r = 0; r < Q; ++r)
+          for (int p = 0; p < Q; ++p) c_[r * Q + p] = x_[(p * S + w) * Q + r];
+        add_products(Q, out + at_.p(k, w, 0), in + at_.p(k, w, 0), at_.p_row(k), dD_ + w * Q * ld_, ld_, c_, at_.p_row(k));
+      }
+    }
+    if (t > 1)
+      read(dD_, t - 1, dpop);
+    else
+      std::fill_n(dpop, QS * Q, 0.0);
   }
 
  private:
-  Layout at_;
+  const Layout& at_;
+  Mixer mix_;
   const int Q, S, QS;
   const bool superposition_;
   double* state_;
   const long ld_;
-  std::vector<double> start_, ones_, D_, pop_;
+  // Tables [w][r][(j, p)] of column t, and small matrices.
+  double *D_, *dD_, *dP_, *start_, *alpha_, *dalpha_, *pop_, *x_, *c_, *d_, *y_, *z_;
 
-  double& D(int w, int r, long j, int p) { return D_[(w * Q + r) * ld_ + j * Q + p]; }
+  double& entry(double* table, int w, int r, long j, int p) { return table[(w * Q + r) * ld_ + j * Q + p]; }
+  void read(double* table, long j, double* x) {  // x[(p, w)][r]
+    for (int p = 0; p < Q; ++p)
+      for (int w = 0; w < S; ++w)
+        for (int r = 0; r < Q; ++r) x[(p * S + w) * Q + r] = entry(table, w, r, j, p);
+  }
+  void read_rows(double* table, long j, double* y) {  // y[r][(p, w)]
+    for (int r = 0; r < Q; ++r) {
+      for (int p = 0; p < Q; ++p)
+        for (int w = 0; w < S; ++w) y[r * at_.from + p * S + w] = entry(table, w, r, j, p);
+      for (int i = QS; i < at_.from; ++i) y[r * at_.from + i] = 0;
+    }
+  }
 
-  std::vector<double> forward_weights(long t) const {  // alpha[t] as (r, y)
-    if (superposition_) return ones_;
-    std::vector<double> alpha(QS);
+  void sum_weights(long t) {  // alpha[t] as (r, y)
     for (int r = 0; r < Q; ++r)
-      for (int y = 0; y < S; ++y)
-        for (long i = 0; i <= t; ++i) alpha[r * S + y] += weights(t, y, r)[i];
-    return alpha;
+      for (int y = 0; y < S; ++y) alpha_[r * S + y] = superposition_ ? 1 : Linear::total(const_cast<double*>(weights(t, y, r)), t + 1);
   }
 
   // D[j -> t] for j = t-1 .. 1
   void solve(long t) {
-    std::vector<double> c(Q * Q);
-    for (int i = 0; i < QS; ++i) std::fill_n(&D_[i * ld_], t * Q, 0.0);
+    for (int i = 0; i < QS; ++i) std::fill_n(D_ + i * ld_, padded(t * Q), 0.0);
     for (long k = t - 1; k >= 1; --k) {
-      for (int w = 0; w < S; ++w)
-        for (int p = 0; p < Q; ++p) {
-          if (k == t - 1) {
-            for (int r = 0; r < Q; ++r) D(w, r, k, p) = pop_[(long(p) * S + w) * Q + r];
-            continue;
-          }
-          const double* row = repl(k + 1) + (long(p) * S + w) * QS;
-          for (int r = 0; r < Q; ++r) {
-            double total = 0;
-            for (int s = 0; s < Q; ++s)
-              for (int z = 0; z < S; ++z) total += row[s * S + z] * D(z, r, k + 1, s);
-            D(w, r, k, p) += total;
-          }
-        }
+      if (k == t - 1) {
+        std::copy_n(pop_, QS * Q, x_);
+      } else {
+        read_rows(D_, k, y_);
+        mix_.pull(repl(k + 1), x_, y_, true);  // x is D[k+1 -> t]
+        for (int r = 0; r < Q; ++r)
+          for (int s = 0; s < QS; ++s) x_[s * Q + r] = y_[r * at_.from + s];
+      }
       for (int w = 0; w < S; ++w) {
         for (int p = 0; p < Q; ++p)
-          for (int r = 0; r < Q; ++r) c[p * Q + r] = D(w, r, k, p);
-        const long n = (k - 1) * Q;
-        add_products(Q, &D_[w * Q * ld_], ld_, state_ + at_.offset(k) + at_.p(k, w, 0), n, c.data(), n);
+          for (int r = 0; r < Q; ++r) c_[p * Q + r] = x_[(p * S + w) * Q + r];
+        double* D = D_ + w * Q * ld_;
+        add_products(Q, D, D, ld_, state_ + at_.offset[k] + at_.p(k, w, 0), at_.p_row(k), c_, at_.p_row(k));
+        for (int p = 0; p < Q; ++p)
+          for (int r = 0; r < Q; ++r) entry(D_, w, r, k, p) = c_[p * Q + r];
       }
     }
   }

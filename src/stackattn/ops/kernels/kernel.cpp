@@ -39,9 +39,11 @@ Report for_each_sequence(const Problem& problem, Body body) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     FlushDenormals flush;
+    static thread_local Workspace work;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t s = 0; s < problem.batch; ++s)
-      found[s] = body(s, problem.lengths ? problem.lengths[s] : problem.steps);
+      found[s] = body(work, s, problem.lengths ? problem.lengths[s] : problem.steps);
+    work.keep_at_most(size_t(16) << 20);
   }
   Report all;
   for (int64_t s = problem.batch - 1; s >= 0; --s) {
@@ -52,9 +54,21 @@ Report for_each_sequence(const Problem& problem, Body body) {
   return all;
 }
 
+// Raises `top` to the largest of the numbers; false if there is nan or +inf among them.
 template <class IO>
-bool bad(IO x) {
-  return !(x < IO(INFINITY));  // nan or +inf
+bool raise_top(const IO* numbers, int n, double& top) {
+  Vec largest = splat(top);
+  IVec good = (IVec{} == 0);
+  for (int i = 0; i < n; i += kLanes) {
+    const Vec x = read(numbers + i, n - i, -INFINITY);
+    good &= x < splat(INFINITY);
+    largest = x > largest ? x : largest;
+  }
+  for (int l = 0; l < kLanes; ++l) {
+    if (!good[l]) return false;
+    top = std::max(top, largest[l]);
+  }
+  return true;
 }
 
 // A step's weights, exp(log weight - shift): the shift makes the largest outgoing row sum 1, so that nothing overflows.
@@ -63,21 +77,13 @@ template <class A, class IO>
 int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, typename A::Ptr push_to, typename A::Ptr repl_to,
               typename A::Ptr pop_to) {
   double top = -INFINITY;
-  for (int i = 0; i < QS * QS; ++i) {
-    if (bad(push[i])) return 1;
-    if (bad(repl[i])) return 2;
-    top = std::max(top, double(std::max(push[i], repl[i])));
-  }
-  for (int i = 0; i < QS * Q; ++i) {
-    if (bad(pop[i])) return 3;
-    top = std::max(top, double(pop[i]));
-  }
+  if (!raise_top(push, QS * QS, top)) return 1;
+  if (!raise_top(repl, QS * QS, top)) return 2;
+  if (!raise_top(pop, QS * Q, top)) return 3;
   if (top == -INFINITY) top = 0;
-  for (int i = 0; i < QS * QS; ++i) {
-    A::set(push_to, i, A::exp(push[i] - top));
-    A::set(repl_to, i, A::exp(repl[i] - top));
-  }
-  for (int i = 0; i < QS * Q; ++i) A::set(pop_to, i, A::exp(pop[i] - top));
+  A::exp(push, top, push_to, QS * QS);
+  A::exp(repl, top, repl_to, QS * QS);
+  A::exp(pop, top, pop_to, QS * Q);
   if constexpr (A::kPlanes == 1) {
     double largest = 0;
     for (int s = 0; s < QS; ++s) {
@@ -118,18 +124,12 @@ void store_weights(const Chart<A>& chart, int64_t steps, IO* out) {
   const int64_t stride = (steps + 1) * QS;
   for (int t = 1; t <= chart.n; ++t, out += stride) {
     const auto mass = chart.mass(t);
-    const bool dead = A::is_zero(mass);
+    const auto scale = A::is_zero(mass) ? A::zero() : A::div(A::one(), mass);
     for (int r = 0; r < Q; ++r)
       for (int y = 0; y < S; ++y) {
         IO* column = out + r * S + y;
-        if constexpr (A::kPlanes == 1) {
-          const double scale = 1 / mass;
-          const double* row = chart.weights(t, r, y);
-          for (int i = 0; i <= t; ++i) column[int64_t(i) * QS] = IO(row[i] * scale);
-        } else {
-          for (int i = 0; i <= t; ++i)
-            column[int64_t(i) * QS] = dead ? IO(0) : IO(A::to_double(A::div(A::get(chart.weights(t, r, y), i), mass)));
-        }
+        const auto row = chart.weights(t, r, y);
+        for (int i = 0; i <= t; ++i) column[int64_t(i) * QS] = IO(A::to_double(A::mul(A::get(row, i), scale)));
       }
     std::fill(out + int64_t(t + 1) * QS, out + stride, IO(0));
   }
@@ -144,18 +144,19 @@ void load_gradient(Chart<A>& chart, int64_t steps, const IO* grad) {
   for (int t = 1; t <= chart.n; ++t, grad += (steps + 1) * QS) {
     const auto mass = chart.mass(t);
     if (A::is_zero(mass)) continue;
+    const auto scale = A::div(A::one(), mass);
     double mean = 0;
     for (int r = 0; r < Q; ++r)
       for (int y = 0; y < S; ++y) {
         const auto row = chart.weights(t, r, y);
         for (int i = 0; i <= t; ++i)
-          mean += A::to_double(A::div(A::get(row, i), mass)) * double(grad[int64_t(i) * QS + r * S + y]);
+          mean += A::to_double(A::mul(A::get(row, i), scale)) * double(grad[int64_t(i) * QS + r * S + y]);
       }
     for (int r = 0; r < Q; ++r)
       for (int y = 0; y < S; ++y) {
         const auto row = chart.weight_gradients(t, r, y);
         for (int i = 0; i <= t; ++i)
-          A::set(row, i, A::div(A::from_double(double(grad[int64_t(i) * QS + r * S + y]) - mean), mass));
+          A::set(row, i, A::mul(A::from_double(double(grad[int64_t(i) * QS + r * S + y]) - mean), scale));
       }
   }
 }
@@ -179,11 +180,11 @@ struct Transitions {
 
 template <class IO>
 Report nondeterministic_as(const Problem& p, const void* push, const void* repl, const void* pop, void* weights) {
-  return for_each_sequence(p, [&](int64_t s, int64_t length) {
+  return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     const Transitions<IO> in(p, push, repl, pop, s);
     IO* out = (IO*)weights + s * p.steps * (p.steps + 1) * p.states * p.symbols;
     {
-      Chart<Linear> chart(length, p.states, p.symbols, false, false);
+      Chart<Linear> chart(work, length, p.states, p.symbols, false, false);
       const Report problem = load(chart, in.push, in.repl, in.pop);
       if (problem.argument) return problem;
       chart.forward();
@@ -192,7 +193,7 @@ Report nondeterministic_as(const Problem& p, const void* push, const void* repl,
         return Report{};
       }
     }
-    Chart<Extended> chart(length, p.states, p.symbols, false, false);
+    Chart<Extended> chart(work, length, p.states, p.symbols, false, false);
     load(chart, in.push, in.repl, in.pop);
     chart.forward();
     store_weights(chart, p.steps, out);
@@ -215,10 +216,10 @@ void walk_back(Chart<A>& chart, const Problem& p, const void* grad_weights, int6
 template <class IO>
 Report nondeterministic_backward_as(const Problem& p, const void* push, const void* repl, const void* pop,
                                       const void* grad_weights, void* grad_push, void* grad_repl, void* grad_pop) {
-  return for_each_sequence(p, [&](int64_t s, int64_t length) {
+  return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     const Transitions<IO> in(p, push, repl, pop, s);
     {
-      Chart<Linear> chart(length, p.states, p.symbols, false, true);
+      Chart<Linear> chart(work, length, p.states, p.symbols, false, true);
       const Report problem = load(chart, in.push, in.repl, in.pop);
       if (problem.argument) return problem;
       chart.forward();
@@ -227,7 +228,7 @@ Report nondeterministic_backward_as(const Problem& p, const void* push, const vo
         return Report{};
       }
     }
-    Chart<Extended> chart(length, p.states, p.symbols, false, true);
+    Chart<Extended> chart(work, length, p.states, p.symbols, false, true);
     load(chart, in.push, in.repl, in.pop);
     chart.forward();
     walk_back<Extended, IO>(chart, p, grad_weights, s, grad_push, grad_repl, grad_pop);
@@ -236,10 +237,14 @@ Report nondeterministic_backward_as(const Problem& p, const void* push, const vo
 }
 
 template <class IO>
+bool finite(const IO* action) {
+  return std::isfinite(action[0]) && std::isfinite(action[1]) && std::isfinite(action[2]);
+}
+
+template <class IO>
 Report load_actions(Chart<Linear>& chart, const IO* actions) {
   for (int t = 1; t <= chart.n; ++t, actions += 3) {
-    for (int i = 0; i < 3; ++i)
-      if (bad(actions[i]) || bad(-actions[i])) return {1, 0, t - 1};
+    if (!finite(actions)) return {1, 0, t - 1};
     chart.push(t)[0] = actions[0];
     chart.repl(t)[0] = actions[1];
     chart.pop(t)[0] = actions[2];
@@ -249,8 +254,8 @@ Report load_actions(Chart<Linear>& chart, const IO* actions) {
 
 template <class IO>
 Report superposition_as(const Problem& p, const void* actions, void* weights) {
-  return for_each_sequence(p, [&](int64_t s, int64_t length) {
-    Chart<Linear> chart(length, 1, 1, true, false);
+  return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
+    Chart<Linear> chart(work, length, 1, 1, true, false);
     const Report problem = load_actions(chart, (const IO*)actions + s * p.steps * 3);
     if (problem.argument) return problem;
     chart.forward();
@@ -267,8 +272,8 @@ Report superposition_as(const Problem& p, const void* actions, void* weights) {
 
 template <class IO>
 Report superposition_backward_as(const Problem& p, const void* actions, const void* grad_weights, void* grad_actions) {
-  return for_each_sequence(p, [&](int64_t s, int64_t length) {
-    Chart<Linear> chart(length, 1, 1, true, true);
+  return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
+    Chart<Linear> chart(work, length, 1, 1, true, true);
     const Report problem = load_actions(chart, (const IO*)actions + s * p.steps * 3);
     if (problem.argument) return problem;
     chart.forward();
@@ -290,10 +295,11 @@ Report superposition_backward_as(const Problem& p, const void* actions, const vo
   });
 }
 
-// The weights of one step of a state: as given, or the step that changes nothing where the sequence has ended.
+// The weights of one step of a state: as given, or the step that changes nothing where the sequence has ended. `push` and `repl` are
+// (q,x) x (r,y), as in the input.
 template <class IO>
-int load_column(const Problem& p, bool superposition, bool ended, const IO* push, const IO* repl, const IO* pop, double* push_to,
-                double* repl_to, double* pop_to) {
+int load_state_step(const Problem& p, bool superposition, bool ended, const IO* push, const IO* repl, const IO* pop, double* push_to,
+                    double* repl_to, double* pop_to) {
   const int Q = p.states, QS = p.states * p.symbols;
   if (ended) {
     std::fill_n(push_to, long(QS) * QS, 0.0);
@@ -303,12 +309,22 @@ int load_column(const Problem& p, bool superposition, bool ended, const IO* push
     return 0;
   }
   if (!superposition) return load_step<Linear>(Q, QS, push, repl, pop, push_to, repl_to, pop_to);
-  for (int i = 0; i < 3; ++i)
-    if (bad(push[i]) || bad(-push[i])) return 1;
+  if (!finite(push)) return 1;
   *push_to = push[0];
   *repl_to = push[1];
   *pop_to = push[2];
   return 0;
+}
+
+struct alignas(64) Line {
+  double numbers[8] = {};
+};
+
+// (from x to) -> [to][from, padded with zeros]
+void store_transposed(const Layout& layout, const double* matrix, double* out) {
+  for (int to = 0; to < layout.QS; ++to)
+    for (int from = 0; from < layout.from; ++from)
+      out[to * layout.from + from] = from < layout.QS ? matrix[long(from) * layout.QS + to] : 0;
 }
 
 // Row t of the attention weights has a column for the bottom element only in the nondeterministic stack.
@@ -324,18 +340,22 @@ Report extend_as(const Problem& p, const State& state, bool superposition, const
                  void* weights) {
   const int Q = p.states, S = p.symbols, QS = Q * S;
   const Rows<IO> rows(p, state, superposition);
-  return for_each_sequence(p, [&](int64_t s, int64_t length) {
-    Columns columns(Q, S, superposition, state.data + s * state.stride, state.before + p.steps);
+  const Layout layout(Q, S, state.before + p.steps);
+  return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
+    Columns columns(work, layout, superposition, state.data + s * state.stride);
+    std::vector<double> step_push(QS * QS), step_repl(QS * QS);
     Report report;
     for (int64_t step = 0; step < p.steps; ++step) {
       const long t = state.before + step + 1;
       const int64_t at = s * p.steps + step;
       const bool ended = step >= length;
       const int64_t wide = superposition ? 3 : QS * QS;
-      report.argument = load_column(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
-                                    (const IO*)pop + at * QS * Q, columns.push(t), columns.repl(t), columns.pop());
+      report.argument = load_state_step(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
+                                        (const IO*)pop + at * QS * Q, step_push.data(), step_repl.data(), columns.pop());
       report.step = step;
       if (report.argument) return report;
+      store_transposed(layout, step_push.data(), columns.push(t));
+      store_transposed(layout, step_repl.data(), columns.repl(t));
       columns.extend(t);
       IO* out = (IO*)weights + at * rows.per_row;
       std::fill_n(out, rows.per_row, IO(0));
@@ -360,31 +380,25 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
                   void* grad_pop) {
   const int Q = p.states, S = p.symbols, QS = Q * S;
   const Rows<IO> rows(p, state, superposition);
-  const Layout layout(Q, S);
-  const long kept = layout.offset(state.before + 1), all = layout.offset(state.before + p.steps + 1);
-  return for_each_sequence(p, [&](int64_t s, int64_t length) {
-    Columns columns(Q, S, superposition, state.data + s * state.stride, state.before + p.steps);
+  const Layout layout(Q, S, state.before + p.steps);
+  const long kept = layout.offset[state.before + 1], all = layout.offset[state.before + p.steps + 1];
+  return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
+    Columns columns(work, layout, superposition, state.data + s * state.stride);
     double* before = grad_before + s * kept;
-    std::vector<double> added(all - kept, 0.0);  // the gradient of the columns that the chunk appended
-    if (grad_after.data) {
-      const double* after = grad_after.data + s * grad_after.stride;
-      std::copy_n(after, kept, before);
-      std::copy_n(after + kept, all - kept, added.data());
-    } else {
-      std::fill_n(before, kept, 0.0);
-    }
-    const auto gradient = [&](long t) {
-      return t <= state.before ? before + layout.offset(t) : added.data() + (layout.offset(t) - kept);
-    };
-    std::vector<double> dpush(QS * QS), drepl(QS * QS), dpop(QS * Q);
+    // The gradient that came is only read. Its last column is completed in a copy; a chunk of several steps works on a copy of all.
+    const double* after = grad_after.data ? grad_after.data + s * grad_after.stride : nullptr;
+    const long copied = after && p.steps == 1 ? kept : 0;
+    std::vector<Line> copy((all - copied) / 8);
+    if (after) std::copy_n(after + copied, all - copied, copy[0].numbers);
+    double* own = copy[0].numbers - copied;
+    std::vector<double> step_push(QS * QS), step_repl(QS * QS), dpop(QS * Q);
     for (int64_t step = p.steps - 1; step >= 0; --step) {
       const long t = state.before + step + 1;
       const int64_t at = s * p.steps + step;
       const bool ended = step >= length;
       const int64_t wide = superposition ? 3 : QS * QS;
-      // the state has the step's push and replace weights, but not its pop weights
-      load_column(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
-                  (const IO*)pop + at * QS * Q, dpush.data(), drepl.data(), columns.pop());
+      load_state_step(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
+                      (const IO*)pop + at * QS * Q, step_push.data(), step_repl.data(), columns.pop());
       if (!ended && grad_weights) {
         const IO* grad = (const IO*)grad_weights + at * rows.per_row;
         const double mass = superposition ? 1 : columns.mass(t);
@@ -396,18 +410,22 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
         for (int r = 0; r < Q; ++r)
           for (int y = 0; y < S; ++y)
             for (int64_t i = rows.first; i <= t; ++i)
-              gradient(t)[layout.f(t, y, r) + i] += (double(grad[(i - rows.first) * QS + r * S + y]) - mean) / mass;
+              own[layout.offset[t] + layout.f(t, y, r) + i] += (double(grad[(i - rows.first) * QS + r * S + y]) - mean) / mass;
       }
-      columns.retract(t, gradient, dpush.data(), drepl.data(), dpop.data());
+      double* column = own + layout.offset[t];
+      columns.retract(t, column, copied ? after : own, step == 0 ? before : own, dpop.data());
+      const double *dpush = column + layout.push(t), *drepl = column + layout.repl(t);
       if (superposition) {
         IO* out = (IO*)grad_push + at * 3;
         out[0] = ended ? 0 : IO(dpush[0]), out[1] = ended ? 0 : IO(drepl[0]), out[2] = ended ? 0 : IO(dpop[0]);
         continue;
       }
-      for (int i = 0; i < QS * QS; ++i) {
-        ((IO*)grad_push)[at * wide + i] = ended ? 0 : IO(columns.push(t)[i] * dpush[i]);
-        ((IO*)grad_repl)[at * wide + i] = ended ? 0 : IO(columns.repl(t)[i] * drepl[i]);
-      }
+      for (int from = 0; from < QS; ++from)
+        for (int to = 0; to < QS; ++to) {
+          const long i = long(from) * QS + to, transposed = to * layout.from + from;
+          ((IO*)grad_push)[at * wide + i] = ended ? 0 : IO(step_push[i] * dpush[transposed]);
+          ((IO*)grad_repl)[at * wide + i] = ended ? 0 : IO(step_repl[i] * drepl[transposed]);
+        }
       for (int i = 0; i < QS * Q; ++i) ((IO*)grad_pop)[at * QS * Q + i] = ended ? 0 : IO(columns.pop()[i] * dpop[i]);
     }
     return Report{};
@@ -430,7 +448,7 @@ Report superposition_backward(const Problem& p, const void* actions, const void*
                                                                                        grad_actions);
 }
 
-int64_t state_size(int64_t states, int64_t symbols, int64_t steps) { return Layout(states, symbols).offset(steps + 1); }
+int64_t state_size(int64_t states, int64_t symbols, int64_t steps) { return Layout(states, symbols, steps).offset[steps + 1]; }
 Report extend(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
               void* weights) {
   return (p.wide ? extend_as<double> : extend_as<float>)(p, state, superposition, push, repl, pop, weights);

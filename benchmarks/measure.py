@@ -1,0 +1,98 @@
+"""Time and memory of steps."""
+
+import math
+import multiprocessing
+import os
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+from torch import Tensor
+
+from .steps import Shape, Step
+
+TURN = 0.05  # seconds that a fast step runs before the next one has its turn
+PATIENCE = 30.0  # seconds after which two rounds are enough
+
+
+def _run(step: Step) -> tuple[float, float, int]:
+    """Seconds until the outputs are there, seconds until the gradients are, and bytes of both."""
+    start = time.perf_counter()
+    outputs = step.forward()
+    middle = end = time.perf_counter()
+    gradients = ()
+    if step.backward is not None:
+        gradients = step.backward(outputs)
+        end = time.perf_counter()
+    return middle - start, end - start, sum(x.nbytes for x in (*outputs, *gradients) if isinstance(x, Tensor))
+
+
+def compare(steps: dict[str, Step], threads: int, budget: float) -> dict[str, dict[str, float]]:
+    """The best times of steps that take turns, so that a noisy machine hits them alike; the first round warms up."""
+    torch.set_num_threads(threads)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    start, rounds, elsewhere = time.perf_counter(), 0, _elsewhere()
+    while (spent := time.perf_counter() - start) < budget or rounds < (2 if spent > PATIENCE else 3):
+        for name, step in steps.items():
+            turn = time.perf_counter()
+            while True:
+                times[name].append(_run(step)[:2])
+                if time.perf_counter() - turn > TURN:
+                    break
+        rounds += 1
+    busy = (_elsewhere() - elsewhere) / (time.perf_counter() - start)
+    return {name: _summary(x) | {"busy_elsewhere": busy} for name, x in times.items()}
+
+
+def _elsewhere() -> float:
+    """Seconds that the cores have worked for others than this process (Linux; elsewhere nan)."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return math.nan
+    user, nice, system, _idle, _wait, irq, softirq, stolen = map(int, stat.read_text().split(maxsplit=9)[1:9])
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def busy_elsewhere(rows: list[dict]) -> str:
+    found = [row["busy_elsewhere"] for row in rows if "busy_elsewhere" in row]
+    return f"{mean(found):.2f} on average, at most {max(found):.2f} (figures of a busy machine mean little)"
+
+
+def _summary(times: list[tuple[float, float]]) -> dict[str, float]:
+    forward, total = zip(*times, strict=True)
+    return {"forward": min(forward), "total": min(total), "median": median(total), "repeats": len(times)}
+
+
+def weigh(build: Callable[[Shape], Step], shape: Shape, threads: int) -> dict[str, float]:
+    """Times of one step in a fresh process, and its peak memory where the system tells (Linux).
+
+    `peak` is what the step needs above its inputs, outputs and gradients; `process_peak` is all that the process holds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.steps", "torch._dynamo"])  # the first call of an operator imports it
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_weigh, build, shape, threads).result()
+
+
+def _weigh(build: Callable[[Shape], Step], shape: Shape, threads: int) -> dict[str, float]:
+    torch.set_num_threads(threads)
+    _run(build(shape._replace(T=2)))  # loads code and starts threads
+    step = build(shape)
+    clear = Path("/proc/self/clear_refs")
+    if not clear.exists():
+        return _summary([_run(step)[:2]])
+    clear.write_text("5")  # the peak starts again from what is held now
+    before = _status("VmRSS")
+    *times, results = _run(step)
+    peak = _status("VmHWM")
+    return {**_summary([(times[0], times[1])]), "peak": max(0, peak - before - results), "process_peak": peak}
+
+
+def _status(field: str) -> int:
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])

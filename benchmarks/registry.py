@@ -1,0 +1,108 @@
+"""The cases: shapes, what is compared on them, and the tests that must pass before a speed counts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+
+from . import steps
+from .steps import Shape, Step
+from .targets import RATE
+
+OPERATOR_TESTS = ("tests/ops",)
+
+
+@dataclass(frozen=True)
+class Contender:
+    build: Callable[[Shape], Step]
+    longest: int = 10**9  # left out where T is larger
+    once: bool = False  # too slow to repeat: measured once, on the largest number of threads
+    multiply_adds: Callable[[Shape], float] | None = None  # of forward and backward, recomputation not counted
+
+
+@dataclass(frozen=True)
+class Case:
+    about: str
+    fields: str  # the letters of the shape that matter
+    shapes: tuple[Shape, ...]
+    contenders: dict[str, Contender]  # the others' times are given as multiples of the first one's
+    tests: tuple[str, ...] = OPERATOR_TESTS  # what pytest runs first, without the slow ones
+
+
+def _chart(shape: Shape) -> float:
+    B, T, Q, S, _ = shape
+    return 3 * (Q**3 * S + Q**2 * S) * T**3 / 6 * B
+
+
+LENGTHS = (40, 60, 80, 100, 200, 400, 800)
+
+CASES = {
+    "nondeterministic": Case(
+        "Actions to weights, beside softmax attention, a whole transformer and the machine's float64 rate.",
+        "BTQS",
+        (Shape(T=25), *(Shape(T=T, Q=Q) for Q in (3, 2) for T in LENGTHS)),
+        {
+            "cpp": Contender(partial(steps.nondeterministic, backend="cpp"), multiply_adds=_chart),
+            "torch": Contender(partial(steps.nondeterministic, backend="torch"), longest=200, multiply_adds=_chart),
+            "reference": Contender(partial(steps.nondeterministic, backend="reference"), longest=60, once=True),
+            "MultiheadAttention": Contender(steps.attention),
+            "transformer training step": Contender(steps.transformer),
+            RATE: Contender(steps.matrix_product, multiply_adds=lambda _: 2048.0**3),
+        },
+    ),
+    "extended": Case(
+        "Log weights drawn from a normal distribution of scale 1, and of scale 100: beyond the range of doubles.",
+        "BTQS",
+        (Shape(T=60), Shape(T=100)),
+        {
+            "scale 1": Contender(partial(steps.nondeterministic, backend="cpp")),
+            "scale 100": Contender(partial(steps.nondeterministic, backend="cpp", scale=100.0)),
+        },
+    ),
+    "steps": Case(
+        "The nondeterministic stack in one call, and by a state extended one step at a time.",
+        "BTQS",
+        (Shape(T=60),),
+        {
+            "full pass": Contender(partial(steps.nondeterministic, backend="cpp")),
+            "step by step": Contender(partial(steps.nondeterministic_steps, backend="cpp")),
+        },
+    ),
+    "superposition": Case(
+        "Readings of the superposition stack, beside the recurrence on vectors in plain PyTorch.",
+        "BTm",
+        (Shape(T=60),),
+        {
+            "cpp": Contender(partial(steps.superposition, backend="cpp")),
+            "torch": Contender(partial(steps.superposition, backend="torch")),
+            "vectors": Contender(steps.superposition_vectors),
+        },
+    ),
+    "superposition-steps": Case(
+        "The superposition stack in one call, and by a state extended one step at a time.",
+        "BT",
+        (Shape(T=60),),
+        {
+            "full pass": Contender(partial(steps.superposition_full, backend="cpp")),
+            "step by step": Contender(partial(steps.superposition_steps, backend="cpp")),
+        },
+    ),
+    "superposition-training": Case(
+        "A training step of one layer of superposition stack attention on long sequences.",
+        "BTm",
+        (Shape(T=1000, m=64),),
+        {"cpp": Contender(partial(steps.superposition_training, backend="cpp"))},
+    ),
+}
+
+if find_spec("stackattn.ops.runs"):
+    CASES["runs"] = Case(
+        "The best run of each sequence, and ten samples of each.",
+        "BTQS",
+        (Shape(B=1, T=100), Shape(T=100)),
+        {
+            "best_runs": Contender(partial(steps.runs, name="best_runs")),
+            "sample_runs": Contender(partial(steps.runs, name="sample_runs", num_samples=10)),
+        },
+        tests=("tests/ops/test_runs.py",),
+    )

@@ -1,0 +1,179 @@
+"""What is measured: each function sets up one step on random float32 inputs of a shape; nothing here takes the time."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
+
+
+class Shape(NamedTuple):
+    B: int = 10  # sequences
+    T: int = 60  # steps
+    Q: int = 3  # states
+    S: int = 3  # stack symbols
+    m: int = 32  # size of the pushed vectors
+
+    def label(self, letters: str) -> str:
+        return " ".join(f"{letter}={getattr(self, letter)}" for letter in letters)
+
+
+class Step(NamedTuple):
+    forward: Callable[[], Sequence[Any]]
+    backward: Callable[[Sequence[Any]], Sequence[Tensor]] | None = None  # outputs of forward -> gradients it returns
+
+
+def _differentiated(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], *output_shapes: tuple[int, ...]
+) -> Step:
+    """The function, and the gradients of its inputs for a random gradient of its outputs."""
+    inputs = [x.requires_grad_() for x in inputs]
+    upstream = [torch.randn(shape) for shape in output_shapes]
+    return Step(lambda: function(*inputs), lambda outputs: torch.autograd.grad(outputs, inputs, upstream))
+
+
+def _stepwise(empty: Callable[[], Any], inputs: list[Tensor], row_shapes: list[tuple[int, ...]]) -> Step:
+    """A state extended one step at a time, each with tensors of its own, as a recurrent controller makes them."""
+
+    def function(*pieces: Tensor) -> list[Tensor]:
+        state, rows = empty(), []
+        for at in range(0, len(pieces), len(inputs)):
+            weights, state = state.extend(*pieces[at : at + len(inputs)])
+            rows.append(weights)
+        return rows
+
+    pieces = [x[:, t : t + 1].clone() for t in range(len(row_shapes)) for x in inputs]
+    return _differentiated(function, pieces, *row_shapes)
+
+
+def _training(model: nn.Module, loss: Callable[[], Tensor], clip: float = 5.0) -> Step:
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def forward() -> tuple[Tensor]:
+        optimizer.zero_grad()
+        return (loss(),)
+
+    def backward(outputs: Sequence[Tensor]) -> tuple[()]:
+        outputs[0].backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        return ()
+
+    return Step(forward, backward)
+
+
+def _transitions(shape: Shape, scale: float = 1.0) -> list[Tensor]:
+    B, T, Q, S, _ = shape
+    return [torch.randn(B, T, Q, S, *to).mul_(scale) for to in ((Q, S), (Q, S), (Q,))]
+
+
+def _actions(shape: Shape) -> Tensor:
+    return torch.randn(shape.B, shape.T, 3).softmax(-1)
+
+
+def nondeterministic(shape: Shape, backend: str, scale: float = 1.0) -> Step:
+    B, T, Q, S, _ = shape
+    function = nondeterministic_weights
+    return _differentiated(lambda *x: (function(*x, backend=backend),), _transitions(shape, scale), (B, T, T + 1, Q, S))
+
+
+def nondeterministic_steps(shape: Shape, backend: str) -> Step:
+    B, T, Q, S, _ = shape
+    empty = partial(NondeterministicState.empty, B, Q, S, backend=backend)
+    return _stepwise(empty, _transitions(shape), [(B, 1, t + 2, Q, S) for t in range(T)])
+
+
+def superposition(shape: Shape, backend: str) -> Step:
+    """Readings: weights and their product with the pushed vectors."""
+    B, T, _, _, m = shape
+
+    def function(actions: Tensor, values: Tensor) -> tuple[Tensor]:
+        return (superposition_weights(actions, backend=backend) @ values,)
+
+    return _differentiated(function, [_actions(shape), torch.randn(B, T, m)], (B, T, m))
+
+
+def superposition_full(shape: Shape, backend: str) -> Step:
+    """Weights alone, what `superposition_steps` computes step by step."""
+    B, T = shape[:2]
+    return _differentiated(lambda x: (superposition_weights(x, backend=backend),), [_actions(shape)], (B, T, T))
+
+
+def superposition_steps(shape: Shape, backend: str) -> Step:
+    empty = partial(SuperpositionState.empty, shape.B, backend=backend)
+    return _stepwise(empty, [_actions(shape)], [(shape.B, 1, t + 1) for t in range(shape.T)])
+
+
+def superposition_vectors(shape: Shape) -> Step:
+    """The same readings by the recurrence on a stack of vectors, in plain PyTorch."""
+    B, T, _, _, m = shape
+
+    def function(actions: Tensor, values: Tensor) -> tuple[Tensor]:
+        stack, readings = values.new_zeros(B, 1, m), []  # top first, always a zero vector at the bottom
+        for action, value in zip(actions.unbind(1), values.unbind(1), strict=True):
+            push, noop, pop = action[..., None, None].unbind(1)
+            above, below = torch.cat([value[:, None], stack], dim=1), pad(stack[:, 1:], (0, 0, 0, 2))
+            stack = push * above + noop * pad(stack, (0, 0, 0, 1)) + pop * below
+            readings.append(stack[:, 0])
+        return (torch.stack(readings, dim=1),)
+
+    return _differentiated(function, [_actions(shape), torch.randn(B, T, m)], (B, T, m))
+
+
+class _SuperpositionLayer(nn.Module):
+    def __init__(self, m: int, backend: str):
+        super().__init__()
+        self.actions, self.values, self.output = nn.Linear(m, 3), nn.Linear(m, m), nn.Linear(m, m)
+        self.backend = backend
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = superposition_weights(self.actions(x).softmax(-1), backend=self.backend)
+        return self.output(weights @ self.values(x).sigmoid())
+
+
+def superposition_training(shape: Shape, backend: str) -> Step:
+    """A training step of one layer of d_model = m: its three maps, the stack, a squared loss, clipping and Adam."""
+    model, x = _SuperpositionLayer(shape.m, backend), torch.randn(shape.B, shape.T, shape.m)
+    return _training(model, lambda: (model(x) - x).square().mean())
+
+
+def attention(shape: Shape, d_model: int = 32, heads: int = 4) -> Step:
+    """One layer of causal softmax attention on the same batch, with gradients of its input and parameters."""
+    layer, T = nn.MultiheadAttention(d_model, heads, batch_first=True), shape.T
+    mask = nn.Transformer.generate_square_subsequent_mask(T)
+
+    def function(x: Tensor, *_: Tensor) -> tuple[Tensor]:
+        return (layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0],)
+
+    return _differentiated(function, [torch.randn(shape.B, T, d_model), *layer.parameters()], (shape.B, T, d_model))
+
+
+def transformer(shape: Shape, d_model: int = 32, heads: int = 4, tokens: int = 16) -> Step:
+    """A training step of a five-layer pre-norm transformer language model on T + 1 tokens."""
+    layer = nn.TransformerEncoderLayer(d_model, heads, 2 * d_model, dropout=0.1, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 5, norm=nn.LayerNorm(d_model), enable_nested_tensor=False)
+    embed, unembed = nn.Embedding(tokens, d_model), nn.Linear(d_model, tokens)
+    mask = nn.Transformer.generate_square_subsequent_mask(shape.T + 1)
+    text = torch.randint(tokens, (shape.B, shape.T + 1))
+
+    def loss() -> Tensor:
+        logits = unembed(encoder(embed(text), mask=mask, is_causal=True))
+        return cross_entropy(logits.flatten(0, 1), text.flatten())
+
+    return _training(nn.ModuleList([embed, encoder, unembed]), loss)
+
+
+def matrix_product(shape: Shape, n: int = 2048) -> Step:
+    """A float64 matrix product that shows the machine's rate, whatever the shape."""
+    a, b, c = (torch.randn(n, n, dtype=torch.float64) for _ in range(3))
+    return Step(lambda: (torch.mm(a, b, out=c),))
+
+
+def runs(shape: Shape, name: str, **options: int) -> Step:
+    function, inputs = getattr(import_module("stackattn.ops.runs"), name), _transitions(shape)
+    return Step(lambda: function(*inputs, **options))

@@ -1,0 +1,108 @@
+"""What we want to reach, and whether the results do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Row = dict
+RATE = "2048^3 float64 mm"  # the contender that shows the machine's rate
+
+
+@dataclass(frozen=True)
+class Results:
+    rows: list[Row]
+
+    def find(self, case: str, contender: str, threads: int = 2, **shape: int) -> Row:
+        """The one row; KeyError if it was not measured. Letters that are not given have their usual values."""
+        wanted = {"B": 10, "T": 60, "Q": 3, "S": 3} | shape
+        for row in self.rows:
+            if (row["case"], row["contender"], row["threads"]) == (case, contender, threads) and wanted.items() <= row[
+                "shape"
+            ].items():
+                return row
+        raise KeyError(case, contender, threads, shape)
+
+    def same(self, row: Row, contender: str | None = None, T: int | None = None) -> Row:
+        """The row of another contender, or of another length, measured beside this one."""
+        shape = row["shape"] if T is None else row["shape"] | {"T": T}
+        return self.find(row["case"], contender or row["contender"], row["threads"], **shape)
+
+    def share(self, row: Row) -> float:
+        """Useful multiply-adds per second over those of the matrix product on the same threads."""
+        machine = self.same(row, RATE)
+        return row["multiply_adds"] / row["total"] / (machine["multiply_adds"] / machine["total"])
+
+    def growth(self, row: Row, what: str = "total") -> float:
+        """Over half the length."""
+        T = row["shape"]["T"]
+        if T % 2 or row["contender"] == RATE:
+            raise KeyError("growth")
+        return row[what] / self.same(row, T=T // 2)[what]
+
+
+@dataclass(frozen=True)
+class Target:
+    text: str
+    figure: Callable[[Results], float]
+    limit: float
+    unit: str = ""
+    at_least: bool = False
+
+    def line(self, results: Results) -> tuple[str, str, str, str]:
+        """The target, its limit, the measured figure, and whether it is met."""
+        limit = f"at {'least' if self.at_least else 'most'} {self.limit:g}{self.unit}"
+        try:
+            figure = self.figure(results)
+        except KeyError:
+            return self.text, limit, "", "not measured"
+        met = figure >= self.limit if self.at_least else figure <= self.limit
+        return self.text, limit, f"{figure:.3g}{self.unit}", "met" if met else "NOT MET"
+
+
+def _time(case: str, contender: str, **shape: int) -> Callable[[Results], float]:
+    return lambda results: 1e3 * results.find(case, contender, **shape)["total"]
+
+
+def _ratio(case: str, contender: str, other: str, **shape: int) -> Callable[[Results], float]:
+    return lambda results: results.find(case, contender, **shape)["total"] / results.find(case, other, **shape)["total"]
+
+
+def _share(T: int) -> Callable[[Results], float]:
+    return lambda results: 100 * results.share(results.find("nondeterministic", "cpp", T=T))
+
+
+def _growth(T: int, what: str) -> Callable[[Results], float]:
+    return lambda results: results.growth(results.find("nondeterministic", "cpp", T=T), what)
+
+
+def _peak(case: str, what: str, **shape: int) -> Callable[[Results], float]:
+    return lambda results: results.find(case, "cpp", **shape)[what] / 1e9
+
+
+TARGETS = (
+    Target(
+        "cpp, T=60, over a transformer's training step",
+        _ratio("nondeterministic", "cpp", "transformer training step"),
+        0.4,
+    ),
+    Target("cpp, T=60", _time("nondeterministic", "cpp"), 10, " ms"),
+    Target("torch backend, T=60", _time("nondeterministic", "torch"), 70, " ms"),
+    *(Target(f"cpp, T={T}, share of the float64 rate", _share(T), 25, " %", at_least=True) for T in (200, 400, 800)),
+    *(Target(f"cpp, time(T={T}) / time(T={T // 2})", _growth(T, "total"), 8.5) for T in (400, 800)),
+    *(Target(f"cpp, memory(T={T}) / memory(T={T // 2}): as T^2", _growth(T, "peak"), 4.2) for T in (400, 800)),
+    Target("cpp, T=400, memory above inputs and outputs", _peak("nondeterministic", "peak", T=400), 1.2, " GB"),
+    Target(
+        "superposition, T=60, m=32, times faster than the recurrence on vectors",
+        _ratio("superposition", "vectors", "cpp"),
+        10,
+        at_least=True,
+    ),
+    Target(
+        "superposition, T=1000, m=64, training step, memory of the whole process",
+        _peak("superposition-training", "process_peak", T=1000, m=64),
+        2,
+        " GB",
+    ),
+    Target("step by step, T=60, over the full pass", _ratio("steps", "step by step", "full pass"), 5),
+    Target("best runs, T=100: well under a second", _time("runs", "best_runs", T=100), 500, " ms"),
+    Target("sampled runs, T=100: well under a second", _time("runs", "sample_runs", T=100), 500, " ms"),
+)

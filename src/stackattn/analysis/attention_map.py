@@ -1,0 +1,87 @@
+"""The picture of a stack at work: which pushed token is on top after each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot]')"
+
+
+def attention_map(
+    weights: Tensor,
+    tokens: Sequence[str],
+    path: str | Path,
+    *,
+    truth: Sequence[int] | None = None,
+    title: str = "",
+) -> Path:
+    """Draw attention weights as a grid of greys and write it to `path`.
+
+    Args:
+        weights: (T, T) or (T, T + 1)
+            One sequence's weights, summed over states and symbols; with T + 1 columns the first one is the bottom.
+        tokens:
+            The T tokens that were read, and pushed where the stack pushes.
+        path:
+            Where to write the picture; the suffix says in which format.
+        truth:
+            For each step the column that ought to be on top. It is marked with a small ring.
+
+    Returns:
+        `path`. Without matplotlib: `ModuleNotFoundError` that names the extra to install.
+    """
+    T = len(tokens)
+    if weights.shape not in ((T, T), (T, T + 1)):
+        raise ValueError(
+            f"weights: expected shape ({T}, {T}) or ({T}, {T + 1}) for {T} tokens, got {tuple(weights.shape)}"
+        )
+    try:
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
+
+    with_bottom = weights.shape[1] > T
+    columns = ["⊥\n", *(f"{token}\n{i}" for i, token in enumerate(tokens))][not with_bottom :]
+    rows = [f"{t:>2} {token}" for t, token in enumerate(tokens)]
+    cell = min(0.29, 5.6 / max(1, len(columns)))  # inches; a long sequence gets smaller cells, not a larger page
+    font = max(6.0, 38 * cell)
+    every = math.ceil(1.3 * font / (72 * cell))  # labels that would overlap are left out
+    # A figure of its own, not pyplot's: nothing global is touched, and no window system is needed.
+    figure = Figure(figsize=(cell * len(columns) + 1.5, cell * T + (1.2 if title else 0.9)), layout="constrained")
+    axes = figure.add_subplot()
+    # The square root lifts small weights out of the white; the bar beside the map says which grey is which weight.
+    image = axes.imshow(weights.detach().double().cpu().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0))
+    shown = range(0, len(columns), every)
+    axes.set_xticks(shown, [columns[i] for i in shown], fontsize=font, family="monospace")
+    shown = range(0, T, every)
+    axes.set_yticks(shown, [rows[t] for t in shown], fontsize=font, family="monospace")
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("token pushed at each step" + ("; ⊥ is the bottom" if with_bottom else ""), fontsize=9)
+    axes.set_ylabel("step and token it reads", fontsize=9)
+    axes.set_xticks([x - 0.5 for x in range(1, len(columns))], minor=True)
+    axes.set_yticks([y - 0.5 for y in range(1, T)], minor=True)
+    axes.grid(which="minor", color="0.88", linewidth=1.7 * cell)
+    axes.tick_params(which="both", length=0)
+    if truth is not None:
+        # dark on light cells and light on dark ones
+        shades = ["0.1" if float(weights[t, i]) < 0.35 else "1.0" for t, i in enumerate(truth)]
+        axes.scatter(
+            list(truth), range(T), s=(30 * cell) ** 2, facecolors="none", edgecolors=shades, linewidths=0.9, zorder=3
+        )
+    bar = figure.colorbar(
+        image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", fraction=0.04, pad=0.02, shrink=0.6
+    )
+    bar.ax.tick_params(labelsize=8, length=2)
+    bar.set_label("weight", fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.06)
+    return path

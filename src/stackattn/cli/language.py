@@ -1,0 +1,296 @@
+"""Formal languages: list them, sample and score strings, show a grammar's facts, write data sets.
+
+LANGUAGE is a name from `stackattn language list` or the path of a grammar file in the notation
+S -> 'a' S 'a' [0.5] | [0.5]. Strings are one per line, symbols separated by spaces; logarithms are natural.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stackattn.languages import Language
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    commands.add_parser("list", help="the languages that have names, with their parameters")
+
+    sample = commands.add_parser("sample", help="draw strings of given lengths")
+    _language_arguments(sample)
+    _length_arguments(sample, (40, 80))
+    sample.add_argument("-n", type=int, default=10, help="how many strings (default: %(default)s)")
+    sample.add_argument("--seed", type=int, default=0, help="seed of the generator (default: %(default)s)")
+    sample.add_argument("--out", type=Path, help="write the strings to this file instead of the terminal")
+
+    score = commands.add_parser("score", help="ln p of each string of a file")
+    _language_arguments(score)
+    score.add_argument("file", metavar="FILE", help="strings, one per line; - reads the standard input")
+    score.add_argument("--out", type=Path, help="write the scores to this file instead of the terminal")
+
+    show = commands.add_parser("show", help="a grammar's facts: symbols, rules, valid lengths, entropy")
+    _language_arguments(show)
+    _length_arguments(show, (40, 80))
+    show.add_argument("--all", action="store_true", help="a line for every valid length, not just for three")
+    show.add_argument(
+        "--samples", type=int, default=200, help="sample size of entropy estimates (default: %(default)s)"
+    )
+    show.add_argument("--seed", type=int, default=0, help="seed of entropy estimates (default: %(default)s)")
+    show.add_argument("--parse", metavar="STRING", help="also draw the most probable parse tree of a string")
+    show.add_argument("--after", metavar="PREFIX", help="also give the true next-symbol distribution after a prefix")
+
+    write = commands.add_parser("write", help="write training, validation and test sets as text and JSON")
+    _language_arguments(write)
+    write.add_argument("out", type=Path, metavar="FOLDER", help="folder for the files")
+    write.add_argument("--seed", type=int, required=True, help="seed of the training and validation sets")
+    write.add_argument("--test-seed", type=int, default=0, help="seed of the test set (default: %(default)s)")
+    for name, pair in (("lengths", (40, 80)), ("test-lengths", (40, 100))):
+        write.add_argument(
+            f"--{name}", type=int, nargs=2, default=pair, metavar=("SHORTEST", "LONGEST"), help=f"default: {pair}"
+        )
+    for name, number in (
+        ("train-batches", 1000),
+        ("validation-batches", 100),
+        ("batch-size", 10),
+        ("test-per-length", 100),
+    ):
+        write.add_argument(f"--{name}", type=int, default=number, metavar="N", help="default: %(default)s")
+    write.add_argument("--force", action="store_true", help="replace files that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    actions = {"list": _list, "sample": _sample, "score": _score, "show": _show, "write": _write}
+    try:
+        actions[args.action](args)
+    except (ValueError, OSError) as error:
+        print(f"stackattn language {args.action}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _list(args: argparse.Namespace) -> None:
+    import inspect
+
+    from stackattn.languages import TASKS
+
+    for name, make in TASKS.items():
+        about = (make.__doc__ or "").strip().splitlines()[0]
+        parameters = ", ".join(f"{p.name}={p.default}" for p in inspect.signature(make).parameters.values())
+        print(f"{name}\n    {about}\n    parameters: {parameters or 'none'}")
+
+
+def _sample(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    if args.n < 0:
+        raise ValueError(f"-n must be at least 0, got {args.n}")
+    language = _language(args)
+    lengths = _lengths(language, args)
+    generator = np.random.default_rng(args.seed)
+    strings = language.sample_lengths(generator.choice(lengths, args.n), generator)
+    _give(args.out, "".join(language.decode(string) + "\n" for string in strings))
+
+
+def _score(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from stackattn.languages import PCFG
+
+    language = _language(args)
+    text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+    strings = text.splitlines()
+    if not strings:
+        raise ValueError(f"{args.file}: no strings found")
+    given: list[float] = []
+    total: list[float] = []
+    for at in _progress(range(0, len(strings), 500), "scoring"):
+        part = strings[at : at + 500]
+        scores = language.log_prob_given_length(part)
+        given.extend(scores)
+        if isinstance(language, PCFG):
+            scores = scores + language.length_log_prob([len(language._words(w)) for w in part])
+        total.extend(scores)
+    # The companions have no distribution of lengths, so no ln p(w).
+    totals = [f"{a:.12g}" if isinstance(language, PCFG) else "-" for a in total]
+    lines = ["ln p(w)\tln p(w | length)\tw\n"]
+    lines += [f"{a}\t{b:.12g}\t{w}\n" for a, b, w in zip(totals, given, strings, strict=True)]
+    _give(args.out, "".join(lines))
+    inside = np.isfinite(given)
+    about = f"{int(inside.sum())} of {len(strings)} strings are in the language {language}"
+    if inside.any():
+        symbols = sum(len(language.encode(w)) + 1 for w, ok in zip(strings, inside, strict=True) if ok)
+        bound = -float(np.array(given)[inside].sum()) / symbols
+        about += f"; -ln p(w | length) is {bound:.6f} per symbol, ends of strings counted"
+    print(about, file=sys.stderr)
+
+
+def _show(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from stackattn.languages import PCFG
+
+    language = _language(args)
+    grammar = language if isinstance(language, PCFG) else None
+    shortest, longest = _pair(args)
+    valid = language.valid_lengths(shortest, longest)
+    print(f"language: {language}\nsymbols: {' '.join(language.symbols)}")
+    if grammar is not None:
+        print(f"start: {grammar.start}\nunambiguous: {'yes' if grammar.unambiguous else 'not known'}\nrules:")
+        print("".join(f"    {line}\n" for line in grammar.to_text().splitlines()), end="")
+    print(f"valid lengths in {shortest}..{longest}: {len(valid)}{': ' if len(valid) else ''}{_ranges(valid.tolist())}")
+    chosen = list(valid) if args.all else [valid[i] for i in sorted({0, len(valid) // 2, len(valid) - 1}) if len(valid)]
+    if chosen:
+        print("length  ln p(length)  entropy of strings, nats (and per symbol, end counted)")
+    generator = np.random.default_rng(args.seed)
+    for length in _progress(chosen, "entropies"):
+        entropy = language.entropy(int(length), generator, n=args.samples)
+        mass = f"{grammar.length_log_prob(int(length)):12.6f}" if grammar is not None else f"{'-':>12}"
+        print(f"{length:6}  {mass}  {entropy} ({entropy.value / (length + 1):.6f})")
+    if args.parse is not None:
+        if grammar is None:
+            raise ValueError(f"--parse: {language} has no grammar")
+        parse = grammar.best_parse(args.parse)
+        if parse is None:
+            raise ValueError(f"--parse: {args.parse!r} is not in the language {language}")
+        print(f"best parse: ln p = {parse.log_prob:.6f}, of ln p(w) = {grammar.log_prob(args.parse):.6f}")
+        print(parse.tree.draw())
+        print(parse.tree.bracket())
+    if args.after is not None:
+        chances = language.next_symbol_distribution(args.after, (shortest, longest))
+        print(f"after {args.after!r}, lengths uniform over the valid ones in {shortest}..{longest}:")
+        for symbol, chance in zip([*language.symbols, "end"], chances, strict=True):
+            print(f"    {symbol:>4}  {chance:.6f}")
+
+
+def _write(args: argparse.Namespace) -> None:
+    from stackattn.languages import evaluation_set, training_sets
+
+    language = _language(args)
+    names = ("train", "validation", "test")
+    present = [
+        path for name in names for path in (args.out / f"{name}.txt", args.out / f"{name}.json") if path.exists()
+    ]
+    if present and not args.force:
+        raise ValueError(f"{present[0]} exists; --force replaces it")
+    sets = [
+        *training_sets(
+            language,
+            args.seed,
+            tuple(args.lengths),
+            args.train_batches,
+            args.validation_batches,
+            args.batch_size,
+        ),
+        evaluation_set(language, args.test_seed, tuple(args.test_lengths), args.test_per_length),
+    ]
+    for name, dataset in zip(names, sets, strict=True):
+        dataset.score(lambda parts, name=name: _progress(parts, f"scoring {name}"))
+        dataset.save(args.out / name)
+        bound = dataset.lower_bound() if len(dataset) else float("nan")
+        print(
+            f"{args.out / name}.txt: {len(dataset)} strings, lower bound {bound:.6f} nats per symbol with length term"
+        )
+
+
+def _language_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("language", metavar="LANGUAGE", help="a language's name, or the path of a grammar file")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a parameter of the language, such as k=3 or variant=published; may be repeated",
+    )
+    parser.add_argument("--strict", action="store_true", help="refuse a file whose weights do not sum to 1")
+
+
+def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int]) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--length", type=int, help="one length")
+    group.add_argument(
+        "--lengths",
+        type=int,
+        nargs=2,
+        default=default,
+        metavar=("SHORTEST", "LONGEST"),
+        help=f"a range of lengths, both ends included (default: {default[0]} {default[1]})",
+    )
+
+
+def _language(args: argparse.Namespace) -> Language:
+    from stackattn.languages import PCFG, TASKS, language
+
+    if args.language not in TASKS and (Path(args.language).exists() or len(Path(args.language).parts) > 1):
+        if args.set:
+            raise ValueError(f"--set {args.set[0]}: a grammar file has no parameters")
+        return PCFG.from_file(args.language, strict=args.strict)
+    parameters = {}
+    for item in args.set:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--set: expected NAME=VALUE, got {item!r}")
+        parameters[name] = _value(value)
+    try:
+        return language(args.language, **parameters)
+    except TypeError as error:
+        raise ValueError(f"--set: {error}") from None
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float, Fraction):
+        try:
+            return kind(text)
+        except (ValueError, ZeroDivisionError):
+            continue
+    return text
+
+
+def _pair(args: argparse.Namespace) -> tuple[int, int]:
+    if args.length is not None:
+        args.lengths = (args.length, args.length)
+    shortest, longest = args.lengths
+    if not 0 <= shortest <= longest:
+        raise ValueError(f"--lengths: expected 0 <= SHORTEST <= LONGEST, got {shortest} {longest}")
+    return shortest, longest
+
+
+def _lengths(language: Language, args: argparse.Namespace) -> Any:
+    shortest, longest = _pair(args)
+    valid = language.valid_lengths(shortest, longest)
+    if not len(valid):
+        raise ValueError(f"--lengths: {language} has no strings of lengths {shortest}..{longest}")
+    return valid
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`41 43 .. 79` for an arithmetic sequence, all numbers otherwise."""
+    steps = {b - a for a, b in pairwise(numbers)}
+    if len(numbers) > 4 and len(steps) == 1:
+        return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
+    return " ".join(map(str, numbers))
+
+
+def _give(out: Path | None, text: str) -> None:
+    if out is None:
+        sys.stdout.write(text)
+        return
+    from stackattn.languages.datasets import write_atomically
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, text)
+
+
+def _progress(items: Any, what: str) -> Iterable[Any]:
+    """A bar on the terminal for as long as the work lasts; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, what, console=Console(stderr=True), transient=True)

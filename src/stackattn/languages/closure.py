@@ -1,0 +1,311 @@
+r"""The exact closure of a grammar: the same distribution over strings, without empty and unary rules.
+
+The grammar is first made binary (the parts of long right-hand sides become symbols of their own, shared between rules).
+Then, with e(A) the probability that A derives the empty string, and U(A, B) the probability that one step leads from A
+to B while whatever stands beside B vanishes,
+
+    e = least solution of e(A) = Σ p(A → X₁…X_k) e(X₁)…e(X_k)            (Newton's method from 0)
+    U* = I + U + U² + … = (I - U)⁻¹                                      (Gaussian elimination, one component at a time)
+
+and A's non-empty strings are those of `U*` applied to A's terminal rules and to its binary rules without empty parts.
+Nothing is dropped and nothing is cut off, so sums over derivations, infinitely many or not, are those of the grammar as
+written. Arithmetic is decimal with 150 digits: a critical grammar (a double root in e) costs half of them.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from .decimals import DIGITS, INFINITE, Matrix, add, chained, components, log, product, ratio, solve
+from .notation import Rule
+
+_CONVERGED = Decimal("1e-50")
+_ROUNDING = Decimal("1e-130")
+
+
+class BinaryRule(NamedTuple):
+    """A rule of the binary grammar: `rhs` has at most two symbols, or is one terminal."""
+
+    lhs: int
+    rhs: tuple[int, ...]
+    terminal: int | None
+    weight: Decimal
+    rule: int | None  # the original rule; None if the rule only spells out a part
+
+
+@dataclass(frozen=True)
+class BinaryGrammar:
+    """The grammar with right-hand sides of at most two symbols; the first `num_nonterminals` symbols are its own."""
+
+    rules: list[BinaryRule]
+    num_symbols: int
+    num_nonterminals: int
+    start: int
+    num_terminals: int
+
+
+@dataclass(frozen=True)
+class ClosedGrammar:
+    """Natural logarithms of the weights of a grammar whose rules are `A → v` and `A → left[p] right[p]`.
+
+    `terminal[A, v]` and `pair[A, p]` sum over everything that happens before A rewrites to non-empty parts;
+    `terminal_cost`, `pair_cost` and `empty_cost` are the expected -ln p of what is summed.
+    """
+
+    start: int  # -1 if the grammar has no non-empty string
+    terminal: np.ndarray  # (A, V)
+    left: np.ndarray  # (P,)
+    right: np.ndarray  # (P,)
+    pair: np.ndarray  # (A, P)
+    terminal_cost: np.ndarray
+    pair_cost: np.ndarray
+    empty: float  # ln of the probability of the empty string
+    empty_cost: float
+
+    @cached_property
+    def single(self) -> np.ndarray:
+        """(A,): the symbols that only derive strings of one symbol."""
+        return np.asarray(np.isneginf(self.pair).all(axis=1))
+
+
+def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> BinaryGrammar:
+    """The binary grammar. Zero weights must have been left out, weights must be normalised."""
+    names = dict.fromkeys([start, *(rule.lhs for rule in rules)])
+    ids: dict[Hashable, int] = {name: i for i, name in enumerate(names)}
+    num_nonterminals = len(ids)
+    terminal_ids = {symbol: v for v, symbol in enumerate(terminals)}
+    out: list[BinaryRule] = []
+    one = Decimal(1)
+
+    def symbol_id(symbol: str) -> int:
+        if symbol not in terminal_ids:
+            return ids[symbol]
+        key = ("terminal", symbol)
+        if key not in ids:
+            ids[key] = len(ids)
+            out.append(BinaryRule(ids[key], (), terminal_ids[symbol], one, None))
+        return ids[key]
+
+    def part_id(part: tuple[str, ...]) -> int:
+        if len(part) == 1:
+            return symbol_id(part[0])
+        if part not in ids:
+            ids[part] = len(ids)
+            out.append(BinaryRule(ids[part], halves(part), None, one, None))
+        return ids[part]
+
+    def halves(part: tuple[str, ...]) -> tuple[int, int]:
+        # Terminals go first: a pair with a side of one symbol is cheap, and what is left is shared by more rules.
+        cut = len(part) - 1 if part[-1] in terminal_ids and part[0] not in terminal_ids else 1
+        return part_id(part[:cut]), part_id(part[cut:])
+
+    for number, (lhs, rhs, weight) in enumerate(rules):
+        exact = Decimal(weight.numerator) / Decimal(weight.denominator)
+        if not rhs:
+            out.append(BinaryRule(ids[lhs], (), None, exact, number))
+        elif len(rhs) == 1 and rhs[0] in terminal_ids:
+            out.append(BinaryRule(ids[lhs], (), terminal_ids[rhs[0]], exact, number))
+        elif len(rhs) == 1:
+            out.append(BinaryRule(ids[lhs], (ids[rhs[0]],), None, exact, number))
+        else:
+            out.append(BinaryRule(ids[lhs], halves(rhs), None, exact, number))
+    return BinaryGrammar(out, len(ids), num_nonterminals, ids[start], len(terminal_ids))
+
+
+def nullable_symbols(grammar: BinaryGrammar) -> set[int]:
+    """The symbols that derive the empty string."""
+    return _grow(grammar.rules, lambda rule, found: rule.terminal is None and all(x in found for x in rule.rhs))
+
+
+def live_symbols(grammar: BinaryGrammar, nullable: set[int]) -> set[int]:
+    """The symbols that derive some non-empty string."""
+
+    def derives(rule: BinaryRule, live: set[int]) -> bool:
+        if rule.terminal is not None:
+            return True
+        return any(x in live for x in rule.rhs) and all(x in live or x in nullable for x in rule.rhs)
+
+    return _grow(grammar.rules, derives)
+
+
+def close(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> ClosedGrammar:
+    """The exact closure of a grammar with normalised, positive weights."""
+    with localcontext() as context:
+        context.prec = DIGITS
+        return _close(binarise(rules, start, terminals))
+
+
+def _close(grammar: BinaryGrammar) -> ClosedGrammar:
+    nullable = nullable_symbols(grammar)
+    live = live_symbols(grammar, nullable)
+    costs = [rule.weight * -rule.weight.ln() for rule in grammar.rules]
+    empty, empty_cost = _empty_probabilities(grammar, nullable, costs)
+
+    unary: Matrix = {}
+    unary_cost: Matrix = {}
+    steps: Matrix = {}  # to terminals (key: v) and to pairs (key: num_terminals + index of the pair)
+    steps_cost: Matrix = {}
+    pairs: dict[tuple[int, int], int] = {}
+    for rule, cost in zip(grammar.rules, costs, strict=True):
+        a, p = rule.lhs, rule.weight
+        if a not in live:
+            continue
+        if rule.terminal is not None:
+            add(steps, a, rule.terminal, p)
+            add(steps_cost, a, rule.terminal, cost)
+        elif len(rule.rhs) == 1:
+            if rule.rhs[0] in live:
+                add(unary, a, rule.rhs[0], p)
+                add(unary_cost, a, rule.rhs[0], cost)
+        elif len(rule.rhs) == 2:
+            b, c = rule.rhs
+            if b in live and c in live:
+                key = grammar.num_terminals + pairs.setdefault((b, c), len(pairs))
+                add(steps, a, key, p)
+                add(steps_cost, a, key, cost)
+            for kept, gone in ((b, c), (c, b)):
+                if kept in live and gone in nullable:
+                    add(unary, a, kept, p * empty[gone])
+                    add(unary_cost, a, kept, cost * empty[gone] + p * empty_cost[gone])
+
+    total, total_cost = chained(_star(unary, live), unary_cost, steps, steps_cost)
+    return _as_arrays(grammar, live, list(pairs), total, total_cost, empty, empty_cost)
+
+
+def _empty_probabilities(
+    grammar: BinaryGrammar, nullable: set[int], costs: Sequence[Decimal]
+) -> tuple[dict[int, Decimal], dict[int, Decimal]]:
+    """For each nullable symbol: e, and the sum of p (-ln p) over its derivations of the empty string."""
+    of: dict[int, list[tuple[Decimal, Decimal, tuple[int, ...]]]] = {a: [] for a in nullable}
+    for rule, cost in zip(grammar.rules, costs, strict=True):
+        if rule.terminal is None and all(x in nullable for x in rule.rhs):
+            of[rule.lhs].append((rule.weight, cost, rule.rhs))
+    e: dict[int, Decimal] = {}
+    e_cost: dict[int, Decimal] = {}
+    zero, one = Decimal(0), Decimal(1)
+    edges = {a: {x for _, _, rhs in of[a] for x in rhs} for a in nullable}
+    for component in components(edges):
+        at = {a: i for i, a in enumerate(component)}
+        size = len(component)
+        e.update(dict.fromkeys(component, zero))
+        while True:
+            residual = [-e[a] for a in component]
+            matrix = [[one if i == j else zero for j in range(size)] for i in range(size)]  # I - Jacobian
+            for i, a in enumerate(component):
+                for p, _, rhs in of[a]:
+                    residual[i] += p * product(e[x] for x in rhs)
+                    for n, x in enumerate(rhs):
+                        if x in at:
+                            matrix[i][at[x]] -= p * product(e[y] for m, y in enumerate(rhs) if m != n)
+            if all(abs(r) <= _ROUNDING * e[a] for a, r in zip(component, residual, strict=True)):
+                break
+            step = [row[0] for row in solve(matrix, [[r] for r in residual])]
+            for a, change in zip(component, step, strict=True):
+                e[a] = min(e[a] + change, one)
+            if all(abs(change) <= _CONVERGED * e[a] for a, change in zip(component, step, strict=True)):
+                break
+        matrix = [[one if i == j else zero for j in range(size)] for i in range(size)]
+        known = [zero] * size
+        for i, a in enumerate(component):
+            for p, cost, rhs in of[a]:
+                known[i] += cost * product(e[x] for x in rhs)
+                for n, x in enumerate(rhs):
+                    others = p * product(e[y] for m, y in enumerate(rhs) if m != n)
+                    if x in at:
+                        matrix[i][at[x]] -= others
+                    else:
+                        known[i] += others * e_cost[x]
+        try:
+            solved = [row[0] for row in solve(matrix, [[r] for r in known])]
+        except ZeroDivisionError:
+            solved = [INFINITE * INFINITE] * size
+        for a, cost in zip(component, solved, strict=True):
+            # Rounding may leave a critical system on the wrong side of singular.
+            e_cost[a] = cost if cost >= 0 else INFINITE * INFINITE
+    return e, e_cost
+
+
+def _star(unary: Matrix, live: set[int]) -> Matrix:
+    """(I - unary)⁻¹, component by component, the deepest first."""
+    star: Matrix = {}
+    for component in components({a: set(unary.get(a, ())) for a in live}):
+        inside = set(component)
+        onward: Matrix = {}  # I plus what leaves the component and is closed already
+        for a in component:
+            add(onward, a, a, Decimal(1))
+            for b, weight in unary.get(a, {}).items():
+                if b not in inside:
+                    for c, value in star[b].items():
+                        add(onward, a, c, weight * value)
+        if len(component) == 1 and component[0] not in unary.get(component[0], ()):
+            star[component[0]] = onward[component[0]]
+            continue
+        matrix = [[Decimal(int(a == b)) - unary.get(a, {}).get(b, Decimal(0)) for b in component] for a in component]
+        columns = sorted({c for row in onward.values() for c in row})
+        right = [[onward[a].get(c, Decimal(0)) for c in columns] for a in component]
+        for a, row in zip(component, solve(matrix, right), strict=True):
+            star[a] = {c: value for c, value in zip(columns, row, strict=True) if value}
+    return star
+
+
+def _as_arrays(
+    grammar: BinaryGrammar,
+    live: set[int],
+    pairs: list[tuple[int, int]],
+    total: Matrix,
+    total_cost: Matrix,
+    empty: dict[int, Decimal],
+    empty_cost: dict[int, Decimal],
+) -> ClosedGrammar:
+    """Keep what the start symbol can reach and turn decimals into logarithms."""
+    num_terminals = grammar.num_terminals
+    order: list[int] = []
+    queue = [grammar.start] if grammar.start in live else []
+    while queue:
+        a = queue.pop()
+        if a not in order:
+            order.append(a)
+            for key in total.get(a, {}):
+                if key >= num_terminals:
+                    queue.extend(pairs[key - num_terminals])
+    row = {a: i for i, a in enumerate(order)}
+    used = sorted({key for a in order for key in total.get(a, {}) if key >= num_terminals})
+    column = {key: i for i, key in enumerate(used)}
+    terminal = np.full((len(order), num_terminals), -np.inf)
+    pair = np.full((len(order), len(used)), -np.inf)
+    terminal_cost, pair_cost = np.zeros_like(terminal), np.zeros_like(pair)
+    for a in order:
+        for key, weight in total.get(a, {}).items():
+            values, costs, at = (
+                (terminal, terminal_cost, key) if key < num_terminals else (pair, pair_cost, column[key])
+            )
+            values[row[a], at] = log(weight)
+            costs[row[a], at] = ratio(total_cost[a][key], weight)
+    e = empty.get(grammar.start, Decimal(0))
+    ends = np.array([pairs[key - num_terminals] for key in used], dtype=np.int64).reshape(-1, 2)
+    ends = np.array([[row[b], row[c]] for b, c in ends.tolist()], dtype=np.int64).reshape(-1, 2)
+    return ClosedGrammar(
+        start=row.get(grammar.start, -1),
+        terminal=terminal,
+        left=ends[:, 0],
+        right=ends[:, 1],
+        pair=pair,
+        terminal_cost=terminal_cost,
+        pair_cost=pair_cost,
+        empty=log(e),
+        empty_cost=ratio(empty_cost[grammar.start], e) if e else 0.0,
+    )
+
+
+def _grow(rules: Sequence[BinaryRule], holds: Callable[[BinaryRule, set[int]], bool]) -> set[int]:
+    found: set[int] = set()
+    changed = True
+    while changed:
+        new = {rule.lhs for rule in rules if rule.lhs not in found and holds(rule, found)}
+        found |= new
+        changed = bool(new)
+    return found

@@ -1,0 +1,200 @@
+"""Languages that are not context-free, with closed forms: controls for experiments with stacks.
+
+Each string is made from a free word u of k symbols by a fixed pattern, and no two words make the same string. So given
+the length, which fixes |u|, all strings are equally likely: ln p(w | length) = -|u| ln k.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .language import Entropy, Language, check_generator, check_integer
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Where each position of a string takes its symbol: from letter `source` of u, plus `shift`; or, if -1, `shift`."""
+
+    source: np.ndarray
+    shift: np.ndarray
+
+
+class UniformLanguage(Language):
+    """The strings that a pattern makes from all words of k symbols.
+
+    Args:
+        per_letter, extra:
+            A word of m letters makes a string of per_letter * m + extra symbols.
+        pattern:
+            From m to the `Pattern` of those strings.
+        k:
+            The number of symbols in words; 0 if there is just one string for each m.
+    """
+
+    def __init__(
+        self,
+        symbols: Sequence[str],
+        k: int,
+        per_letter: int,
+        extra: int,
+        pattern: Callable[[int], Pattern],
+        name: str = "",
+    ) -> None:
+        super().__init__(symbols, name)
+        self._k, self._per_letter, self._extra, self._pattern = k, per_letter, extra, pattern
+
+    def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
+        """The lengths in shortest..longest (both included) that have strings, ascending."""
+        lengths = np.arange(check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0) + 1)
+        return lengths[(lengths >= self._extra) & ((lengths - self._extra) % self._per_letter == 0)]
+
+    def sample_lengths(self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        """One string of each given length, drawn independently and uniformly."""
+        check_generator(generator)
+        out = []
+        for length in lengths:
+            pattern = self._pattern(self._letters(int(length)))
+            word = generator.integers(max(self._k, 1), size=self._letters(int(length)))
+            out.append(_fill(pattern, word))
+        return out
+
+    def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
+        """The entropy of p(w | length), exact."""
+        return Entropy(self._letters(check_integer(length, "length", 0)) * math.log(max(self._k, 1)))
+
+    def _letters(self, length: int) -> int:
+        if length < self._extra or (length - self._extra) % self._per_letter:
+            raise ValueError(f"length: {self} has no strings of length {length}")
+        return (length - self._extra) // self._per_letter
+
+    def _score(self, strings: list[np.ndarray]) -> np.ndarray:
+        return np.array([self._begins(string, len(string)) for string in strings])
+
+    def _prefix_table(self, prefixes: list[np.ndarray], longest: int) -> np.ndarray:
+        table = np.full((len(prefixes), longest + 1), -np.inf)
+        for row, prefix in zip(table, prefixes, strict=True):
+            for length in self.valid_lengths(len(prefix), longest):
+                row[length] = self._begins(prefix, int(length))
+        return table
+
+    def _begins(self, prefix: np.ndarray, length: int) -> float:
+        """ln of the probability that a string of this length begins so: each letter of u that shows costs ln k."""
+        if not len(self.valid_lengths(length, length)):
+            return -math.inf
+        letters = self._letters(length)
+        pattern = self._pattern(letters)
+        source, shift = pattern.source[: len(prefix)], pattern.shift[: len(prefix)]
+        seen = np.unique(source[source >= 0])
+        word = np.zeros(letters, dtype=np.int64)
+        word[source[source >= 0]] = (prefix - shift)[source >= 0]
+        if ((word < 0) | (word >= max(self._k, 1))).any():
+            return -math.inf
+        fits = np.array_equal(_fill(Pattern(source, shift), word), prefix)
+        return -len(seen) * math.log(max(self._k, 1)) if fits else -math.inf
+
+
+def _fill(pattern: Pattern, word: np.ndarray) -> np.ndarray:
+    if not len(word):
+        return pattern.shift.copy()
+    return np.where(pattern.source >= 0, word[pattern.source], 0) + pattern.shift
+
+
+def _join(*parts: tuple[np.ndarray, int]) -> Pattern:
+    source = np.concatenate([part for part, _ in parts]).astype(np.int64)
+    shift = np.concatenate([np.full(len(part), value) for part, value in parts]).astype(np.int64)
+    return Pattern(source, shift)
+
+
+def _fixed(n: int) -> np.ndarray:
+    return np.full(n, -1)
+
+
+def _alphabet(k: int) -> list[str]:
+    return [str(v) for v in range(check_integer(k, "k", 1))]
+
+
+def marked_copy(k: int = 2) -> UniformLanguage:
+    """w # w, over k symbols."""
+    return UniformLanguage(
+        [*_alphabet(k), "#"],
+        k,
+        2,
+        1,
+        lambda m: _join((np.arange(m), 0), (_fixed(1), k), (np.arange(m), 0)),
+        "marked-copy",
+    )
+
+
+def unmarked_copy(k: int = 2) -> UniformLanguage:
+    """w w, over k symbols."""
+    return UniformLanguage(
+        _alphabet(k), k, 2, 0, lambda m: _join((np.arange(m), 0), (np.arange(m), 0)), "unmarked-copy"
+    )
+
+
+def marked_reverse_and_copy(k: int = 2) -> UniformLanguage:
+    """w # reversed w # w, over k symbols."""
+    return UniformLanguage(
+        [*_alphabet(k), "#"],
+        k,
+        3,
+        2,
+        lambda m: _join((np.arange(m), 0), (_fixed(1), k), (np.arange(m)[::-1], 0), (_fixed(1), k), (np.arange(m), 0)),
+        "marked-reverse-and-copy",
+    )
+
+
+def unmarked_reverse_and_copy(k: int = 2) -> UniformLanguage:
+    """w, reversed w, w, over k symbols."""
+    return UniformLanguage(
+        _alphabet(k),
+        k,
+        3,
+        0,
+        lambda m: _join((np.arange(m), 0), (np.arange(m)[::-1], 0), (np.arange(m), 0)),
+        "unmarked-reverse-and-copy",
+    )
+
+
+def count_and_copy(k: int = 2) -> UniformLanguage:
+    """w, as many # as w has symbols, w; over k symbols."""
+    return UniformLanguage(
+        [*_alphabet(k), "#"],
+        k,
+        3,
+        0,
+        lambda m: _join((np.arange(m), 0), (_fixed(m), k), (np.arange(m), 0)),
+        "count-and-copy",
+    )
+
+
+def disjoint_copy(k: int = 2) -> UniformLanguage:
+    """w w', where w' is w in a second alphabet of k symbols."""
+    return UniformLanguage(
+        _alphabet(k) + [f"{v}'" for v in _alphabet(k)],
+        k,
+        2,
+        0,
+        lambda m: _join((np.arange(m), 0), (np.arange(m), k)),
+        "disjoint-copy",
+    )
+
+
+def count_3() -> UniformLanguage:
+    """aⁿ bⁿ cⁿ."""
+    return UniformLanguage(
+        ["a", "b", "c"], 0, 3, 0, lambda m: _join((_fixed(m), 0), (_fixed(m), 1), (_fixed(m), 2)), "count-3"
+    )
+
+
+COMPANIONS: dict[str, Callable[..., UniformLanguage]] = {
+    "marked-copy": marked_copy,
+    "unmarked-copy": unmarked_copy,
+    "marked-reverse-and-copy": marked_reverse_and_copy,
+    "unmarked-reverse-and-copy": unmarked_reverse_and_copy,
+    "count-and-copy": count_and_copy,
+    "disjoint-copy": disjoint_copy,
+    "count-3": count_3,
+}

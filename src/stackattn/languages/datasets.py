@@ -1,0 +1,230 @@
+"""Data sets as the experiments make them: batches of strings of one length, with the lower bounds that go with them.
+
+A data set is saved as two files: `NAME.txt` with one string per line, symbols separated by spaces, and `NAME.json` with
+all else: the language, the batches, ln p(w | length) of each string and the lower bounds.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .grammar import PCFG
+from .language import Language, check_generator, check_integer, check_range
+from .tasks import TASKS, language
+
+_FORMAT = "stackattn-strings-1"
+_PART = 500
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Batches of strings; all strings of a batch have the same length."""
+
+    language: Language
+    lengths: tuple[int, int]  # the range, both ends included, whose valid lengths were equally likely
+    batches: list[np.ndarray]  # each (batch size, length), ids
+    about: dict[str, Any] = field(default_factory=dict)  # free notes that are saved with the data, such as the seed
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    @property
+    def strings(self) -> list[np.ndarray]:
+        """All strings, in order."""
+        return [string for batch in self.batches for string in batch]
+
+    @cached_property
+    def log_probs(self) -> np.ndarray:
+        """ln p(w | length of w) of each string."""
+        return self.score()
+
+    def score(self, progress: Callable[[list], Iterable] = iter) -> np.ndarray:
+        """Compute `log_probs`, part by part; `progress` is given the list of parts and yields them one by one."""
+        strings = self.strings
+        parts = [strings[at : at + _PART] for at in range(0, len(strings), _PART)]
+        scores = [self.language.log_prob_given_length(part) for part in progress(parts)]
+        self.__dict__["log_probs"] = np.concatenate(scores) if scores else np.zeros(0)
+        return self.log_probs
+
+    @cached_property
+    def num_valid_lengths(self) -> int:
+        return len(self.language.valid_lengths(*self.lengths))
+
+    def lower_bound(self, length_term: bool = True) -> float:
+        """The cross-entropy of the true distribution, in nats per symbol, the end of a string counted as a symbol.
+
+        With the length term, as for validation sets, the true distribution includes the choice of a length. Without it,
+        as for the curves by length, lengths are given.
+        """
+        if not len(self):
+            raise ValueError("the lower bound of an empty data set is not defined")
+        cost = -math.fsum(self.log_probs) + (len(self) * math.log(self.num_valid_lengths) if length_term else 0.0)
+        return cost / sum(batch.size + len(batch) for batch in self.batches)
+
+    def lower_bounds_by_length(self, length_term: bool = False) -> dict[int, float]:
+        """`lower_bound` of the strings of each length."""
+        sizes = np.array([len(string) for string in self.strings], dtype=np.int64)
+        extra = math.log(self.num_valid_lengths) if length_term else 0.0
+        return {
+            int(size): (extra - math.fsum(self.log_probs[sizes == size]) / int((sizes == size).sum())) / (int(size) + 1)
+            for size in np.unique(sizes)
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `path`.txt and `path`.json. Each file appears whole or not at all, the JSON file last."""
+        text_path, json_path = _paths(path)
+        text_path.parent.mkdir(parents=True, exist_ok=True)
+        maker = self.language.recipe
+        about: dict[str, Any] = {
+            "format": _FORMAT,
+            "language": {"name": str(self.language), "parameters": maker["parameters"] if maker else None},
+            "symbols": list(self.language.symbols),
+            "lengths": list(self.lengths),
+            "num_valid_lengths": self.num_valid_lengths,
+            "about": self.about,
+            "batch_sizes": [len(batch) for batch in self.batches],
+            "lower_bound": {
+                "with_length_term": self.lower_bound(True) if len(self) else None,
+                "without_length_term": self.lower_bound(False) if len(self) else None,
+                "by_length_without_length_term": self.lower_bounds_by_length(),
+            },
+            "log_probs_given_length": self.log_probs.tolist(),
+        }
+        if isinstance(self.language, PCFG):
+            about["language"]["grammar"] = self.language.to_text()
+            about["language"]["unambiguous"] = self.language.unambiguous
+        elif maker is None:
+            raise ValueError(f"language: {self.language} was not made by name, so it cannot be read back")
+        write_atomically(text_path, "".join(self.language.decode(string) + "\n" for string in self.strings))
+        write_atomically(json_path, json.dumps(about, indent=1, ensure_ascii=False, default=_as_text) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Dataset":
+        """Read what `save` wrote under the same path."""
+        text_path, json_path = _paths(path)
+        try:
+            about = json.loads(json_path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{json_path}, line {error.lineno}: not JSON: {error.msg}") from None
+        if not isinstance(about, dict) or about.get("format") != _FORMAT:
+            raise ValueError(f"{json_path}: expected a file of format {_FORMAT!r}")
+        made = _make(about["language"], about["symbols"])
+        lines = text_path.read_text(encoding="utf-8").splitlines()
+        sizes = about["batch_sizes"]
+        if len(lines) != sum(sizes):
+            raise ValueError(f"{text_path}: expected {sum(sizes)} lines, as {json_path.name} says, got {len(lines)}")
+        batches = []
+        at = 0
+        for size in sizes:
+            strings = []
+            for number in range(at, at + size):
+                try:
+                    strings.append(made.encode(lines[number]))
+                except ValueError as error:
+                    raise ValueError(f"{text_path}, line {number + 1}: {error}") from None
+                if len(strings[-1]) != len(strings[0]):
+                    raise ValueError(f"{text_path}, line {number + 1}: a string of another length than its batch")
+            batches.append(np.stack(strings))
+            at += size
+        found = cls(made, (about["lengths"][0], about["lengths"][1]), batches, about["about"])
+        found.__dict__["log_probs"] = np.array(about["log_probs_given_length"])
+        return found
+
+
+def sample_batches(
+    language: Language, lengths: tuple[int, int], num_batches: int, batch_size: int, generator: np.random.Generator
+) -> Dataset:
+    """Batches of one length each, the length uniform over the valid lengths of the range."""
+    num_batches, batch_size = check_integer(num_batches, "num_batches", 0), check_integer(batch_size, "batch_size", 1)
+    valid = language._valid_range(lengths)
+    return _sample(language, lengths, check_generator(generator).choice(valid, num_batches), batch_size, generator)
+
+
+def sample_every_length(
+    language: Language, lengths: tuple[int, int], per_length: int, generator: np.random.Generator
+) -> Dataset:
+    """One batch of `per_length` strings for each valid length of the range, ascending."""
+    valid = language._valid_range(lengths)
+    return _sample(language, lengths, valid, check_integer(per_length, "per_length", 1), check_generator(generator))
+
+
+def training_sets(
+    language: Language,
+    seed: int,
+    lengths: tuple[int, int] = (40, 80),
+    train_batches: int = 1000,
+    validation_batches: int = 100,
+    batch_size: int = 10,
+) -> tuple[Dataset, Dataset]:
+    """A training and a validation set, both from one generator with this seed. Sizes are the paper's."""
+    generator = np.random.default_rng(seed)
+    sets = [
+        sample_batches(language, lengths, num_batches, batch_size, generator)
+        for num_batches in (train_batches, validation_batches)
+    ]
+    for found, name in zip(sets, ("training", "validation"), strict=True):
+        found.about.update(set=name, seed=seed)
+    return sets[0], sets[1]
+
+
+def evaluation_set(
+    language: Language, seed: int = 0, lengths: tuple[int, int] = (40, 100), per_length: int = 100
+) -> Dataset:
+    """A test set, with strings of every valid length. Sizes are the paper's."""
+    found = sample_every_length(language, lengths, per_length, np.random.default_rng(seed))
+    found.about.update(set="test", seed=seed)
+    return found
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sample(
+    language: Language,
+    lengths: tuple[int, int],
+    batch_lengths: Sequence[int] | np.ndarray,
+    batch_size: int,
+    generator: np.random.Generator,
+) -> Dataset:
+    strings = language.sample_lengths(np.repeat(np.asarray(batch_lengths, dtype=np.int64), batch_size), generator)
+    batches = [np.stack(strings[at : at + batch_size]) for at in range(0, len(strings), batch_size)]
+    return Dataset(language, check_range(lengths), batches)
+
+
+def _make(about: dict[str, Any], symbols: list[str]) -> Language:
+    if about["parameters"] is not None and about["name"] in TASKS:
+        return language(about["name"], **about["parameters"])
+    return PCFG.from_text(
+        about["grammar"], terminals=symbols, name=about["name"], unambiguous=about.get("unambiguous", False)
+    )
+
+
+def _paths(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    base = Path(path)
+    return base.with_name(base.name + ".txt"), base.with_name(base.name + ".json")
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Fraction):
+        return str(value)
+    raise TypeError(f"cannot save {value!r}")

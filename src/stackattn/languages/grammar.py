@@ -1,0 +1,299 @@
+"""Probabilistic context-free grammars as distributions over strings."""
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .closure import ClosedGrammar, close
+from .inside import inside
+from .language import Entropy, Language, String, check_generator, check_integer
+from .lengths import LengthTables, expected_cost, length_tables
+from .notation import GrammarError, Rule, check_weight, format_grammar, parse_grammar
+from .sampling import sample_flat
+
+if TYPE_CHECKING:
+    from .parse import Parse, Viterbi
+
+_STRINGS_PER_ROUND = 20_000
+
+
+class PCFG(Language):
+    """A probabilistic context-free grammar, exactly as written.
+
+    Args:
+        rules:
+            Triples (left-hand side, right-hand side, weight); a right-hand side is a sequence of symbols. Weights are
+            ints, floats or `Fraction`s and are kept exactly.
+        terminals:
+            The terminal symbols; their order is that of the ids. Every other symbol must have a rule.
+        start:
+            The start symbol; the first left-hand side unless given.
+        strict:
+            Refuse weights that do not sum to 1 (within 1e-9) for each left-hand side, instead of normalising them.
+        unambiguous:
+            Declare that no string has two derivations, so that the entropy of strings is that of derivations.
+
+    Empty and unary rules, cycles of them, left recursion, useless symbols and derivations that never end are all
+    allowed, and no probability is renormalised for their sake: `log_prob` sums over all derivations of a string.
+
+    Examples::
+
+        >>> grammar = PCFG.from_text("S -> 'a' S 'a' [0.5] | 'b' S 'b' [0.25] | [0.25]")
+        >>> grammar.log_prob("a b b a")
+        -3.4657359027997265
+        >>> grammar.decode(grammar.sample(4, generator=np.random.default_rng(0))[0])
+        'a b b a'
+    """
+
+    def __init__(
+        self,
+        rules: Iterable[tuple[str, Sequence[str], Any]],
+        *,
+        terminals: Iterable[str],
+        start: str | None = None,
+        strict: bool = False,
+        unambiguous: bool = False,
+        name: str = "",
+    ) -> None:
+        checked: list[Rule] = []
+        places: list[str] = []
+        for number, rule in enumerate(rules):
+            place = f"rule {number}"
+            try:
+                lhs, rhs, weight = rule
+            except (TypeError, ValueError):
+                raise TypeError(f"{place}: expected (left-hand side, right-hand side, weight), got {rule!r}") from None
+            if not isinstance(lhs, str) or isinstance(rhs, str) or not all(isinstance(s, str) for s in rhs):
+                raise TypeError(f"{place}: expected a symbol and a sequence of symbols, got {lhs!r} -> {rhs!r}")
+            checked.append(Rule(lhs, tuple(rhs), check_weight(weight, place, lhs)))
+            places.append(place)
+        if not checked:
+            raise GrammarError("rules: a grammar needs at least one rule")
+        self._set_up(checked, places, list(terminals), start or checked[0].lhs, strict, unambiguous, name)
+
+    @classmethod
+    def from_text(
+        cls,
+        text: str,
+        *,
+        terminals: Iterable[str] | None = None,
+        strict: bool = False,
+        unambiguous: bool = False,
+        name: str = "",
+        source: str = "grammar",
+    ) -> "PCFG":
+        """A grammar in the notation `S -> 'a' S 'a' [0.5] | [0.5]`; see `stackattn.languages.notation`.
+
+        Terminals have ids in order of first appearance unless `terminals` lists them.
+        """
+        parsed = parse_grammar(text, source)
+        if strict and not all(parsed.weighted):
+            number = parsed.weighted.index(False)
+            raise GrammarError(
+                f"{parsed.places[number]}: a rule of {parsed.rules[number].lhs!r} has no weight (strict)"
+            )
+        grammar = cls.__new__(cls)
+        symbols = parsed.terminals if terminals is None else list(terminals)
+        grammar._set_up(parsed.rules, parsed.places, symbols, parsed.start, strict, unambiguous, name)
+        return grammar
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], **options: Any) -> "PCFG":
+        """Like `from_text`, from a UTF-8 file; errors name the file and the line."""
+        options.setdefault("name", Path(path).stem)
+        return cls.from_text(Path(path).read_text(encoding="utf-8"), source=str(path), **options)
+
+    def _set_up(
+        self,
+        rules: list[Rule],
+        places: list[str],
+        terminals: list[str],
+        start: str,
+        strict: bool,
+        unambiguous: bool,
+        name: str,
+    ) -> None:
+        Language.__init__(self, terminals, name)
+        nonterminals = {rule.lhs for rule in rules}
+        known = nonterminals | set(self.symbols)
+        for rule, place in zip(rules, places, strict=True):
+            if rule.lhs in self._ids:
+                raise GrammarError(f"{place}: {rule.lhs!r} is a terminal and cannot be a left-hand side")
+            for symbol in rule.rhs:
+                if symbol not in known:
+                    raise GrammarError(f"{place}: {symbol!r} is not among the terminals and has no rule")
+        if start not in nonterminals:
+            raise GrammarError(f"start: {start!r} has no rule")
+        totals: dict[str, Fraction] = {}
+        for rule in rules:
+            totals[rule.lhs] = totals.get(rule.lhs, Fraction(0)) + rule.weight
+        for lhs, total in totals.items():
+            place = next(p for r, p in zip(rules, places, strict=True) if r.lhs == lhs)
+            if total == 0:
+                raise GrammarError(f"{place}: all rules of {lhs!r} have weight 0")
+            if strict and abs(total - 1) > Fraction(1, 10**9):
+                raise GrammarError(f"{place}: the weights of {lhs!r} sum to {float(total):.12g}, not to 1 (strict)")
+        self.start = start
+        self.rules = tuple(Rule(r.lhs, r.rhs, r.weight / totals[r.lhs]) for r in rules)
+        self.unambiguous = unambiguous
+        self._tables: LengthTables | None = None
+
+    @property
+    def nonterminals(self) -> tuple[str, ...]:
+        """The nonterminal symbols, in order of first appearance as a left-hand side."""
+        return tuple(dict.fromkeys(rule.lhs for rule in self.rules))
+
+    def to_text(self) -> str:
+        """The grammar in text notation, with exact, normalised weights."""
+        return format_grammar(self.rules, self.start, self.symbols)
+
+    @cached_property
+    def _closed(self) -> ClosedGrammar:
+        return close([rule for rule in self.rules if rule.weight], self.start, self.symbols)
+
+    @cached_property
+    def _viterbi(self) -> "Viterbi":
+        from .parse import Viterbi
+
+        return Viterbi(self)
+
+    def _length_tables(self, longest: int) -> LengthTables:
+        if self._tables is None or self._tables.longest < longest:
+            self._tables = length_tables(self._closed, longest, self._tables)
+        return self._tables
+
+    def _length_log_probs(self, longest: int) -> np.ndarray:
+        out = np.full(longest + 1, -np.inf)
+        out[0] = self._closed.empty
+        if self._closed.start >= 0:
+            out[1:] = self._length_tables(longest).symbol[self._closed.start, 1 : longest + 1]
+        return out
+
+    def length_log_prob(self, lengths: int | Sequence[int] | np.ndarray) -> Any:
+        """ln of the total probability of all strings of a length.
+
+        Over all lengths these probabilities sum to 1 minus the probability of derivations that never end.
+        """
+        asked = np.asarray(lengths)
+        if asked.size and (not np.issubdtype(asked.dtype, np.integer) or asked.min() < 0):
+            raise ValueError(f"lengths must be integers of at least 0, got {lengths!r}")
+        table = self._length_log_probs(int(asked.max(initial=0)))
+        return table[asked.astype(np.int64)].item() if asked.ndim == 0 else table[asked.astype(np.int64)]
+
+    def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
+        """The lengths in shortest..longest (both included) that have strings, ascending."""
+        shortest, longest = check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0)
+        possible = ~np.isneginf(self._length_log_probs(longest))
+        return np.flatnonzero(possible & (np.arange(longest + 1) >= shortest))
+
+    def log_prob(self, strings: String | Iterable[String]) -> Any:
+        """ln p(w), summed over all derivations; -inf for what is not in the language."""
+        batch, one = self._as_strings(strings)
+        return self._shape(self._inside(batch), one)
+
+    def _inside(self, strings: list[np.ndarray]) -> np.ndarray:
+        out = inside(self._closed, strings)
+        out[[len(s) == 0 for s in strings]] = self._closed.empty
+        return out
+
+    def _score(self, strings: list[np.ndarray]) -> np.ndarray:
+        sizes = np.array([len(s) for s in strings], dtype=np.int64)
+        table = self._length_log_probs(int(sizes.max(initial=0)))[sizes]
+        score = self._inside(strings)
+        possible = ~np.isneginf(score)
+        score[possible] -= table[possible]
+        return np.minimum(score, 0.0)
+
+    def _prefix_table(self, prefixes: list[np.ndarray], longest: int) -> np.ndarray:
+        out = inside(self._closed, prefixes, totals=longest)
+        out[[len(p) == 0 for p in prefixes], 0] = self._closed.empty
+        given = self._length_log_probs(longest)
+        return out - np.where(np.isneginf(given), 0.0, given)
+
+    def _sample_flat(
+        self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        asked = np.asarray(lengths, dtype=np.int64)
+        check_generator(generator)
+        if asked.ndim != 1 or (asked.size and asked.min() < 0):
+            raise ValueError(f"lengths must be a list of integers of at least 0, got {lengths!r}")
+        if not asked.size:
+            return asked, asked, np.zeros(0)
+        longest = int(asked.max())
+        missing = np.isneginf(self._length_log_probs(longest)[asked])
+        if missing.any():
+            raise ValueError(f"lengths: {self} has no strings of length {asked[missing][0]}")
+        flat: list[np.ndarray] = []
+        log_probs = np.full(len(asked), self._closed.empty)
+        filled = np.flatnonzero(asked)
+        for at in range(0, len(filled), _STRINGS_PER_ROUND):
+            some = filled[at : at + _STRINGS_PER_ROUND]
+            ids, log_probs[some] = sample_flat(self._closed, self._length_tables(longest), asked[some], generator)
+            flat.append(ids)
+        return (np.concatenate(flat) if flat else np.zeros(0, dtype=np.int64)), asked, log_probs
+
+    def sample_lengths(self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        """One string of each given length, drawn independently from p(w | length)."""
+        flat, sizes, _ = self._sample_flat(lengths, generator)
+        return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
+
+    def derivational_entropy(self, length: int) -> float:
+        """The entropy, in nats, of the derivations of all strings of a length: an upper bound of `entropy`.
+
+        Infinite if such derivations are infinite on average, as with a critical grammar of empty strings.
+        """
+        length = self._check_possible(length)
+        if length == 0:
+            return max(self._closed.empty_cost + self._closed.empty, 0.0)
+        return self._derivational_entropy(length, self._closed.terminal_cost, self._closed.pair_cost)
+
+    def _derivational_entropy(self, length: int, terminal_cost: np.ndarray, pair_cost: np.ndarray) -> float:
+        tables = self._length_tables(length)
+        if tables.longest > length:
+            tables = LengthTables(tables.symbol[:, : length + 1], tables.pair[:, : length + 1])
+        cost = expected_cost(self._closed, tables, terminal_cost, pair_cost)[self._closed.start, length]
+        return max(float(cost + tables.symbol[self._closed.start, length]), 0.0)
+
+    def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
+        """The entropy of p(w | length).
+
+        Exact if the grammar is declared unambiguous. Otherwise an estimate from `n` sampled derivations d of strings w,
+
+            H(w) = H(d) - E[-ln p(d | w)],
+
+        whose first term is exact, so that the standard error only comes from ambiguity.
+        """
+        length = self._check_possible(length)
+        if self.unambiguous or length == 0:
+            return Entropy(self.derivational_entropy(length) if length else 0.0)
+        if generator is None:
+            raise ValueError("generator: the entropy of a grammar that may be ambiguous is estimated from a sample")
+        n = check_integer(n, "n", 2)
+        closed = self._closed
+        terminal_cost = np.where(np.isneginf(closed.terminal), 0.0, -closed.terminal)
+        pair_cost = np.where(np.isneginf(closed.pair), 0.0, -closed.pair)
+        flat, _, log_probs = self._sample_flat(np.full(n, length), generator)
+        uncertainty = np.maximum(self._inside(list(flat.reshape(n, length))) - log_probs, 0.0)
+        value = self._derivational_entropy(length, terminal_cost, pair_cost) - float(uncertainty.mean())
+        return Entropy(max(value, 0.0), float(uncertainty.std(ddof=1) / math.sqrt(n)), exact=False)
+
+    def best_parse(self, string: String) -> "Parse | None":
+        """The most probable derivation tree of a string, or None if the string is not in the language."""
+        from .parse import best_parse
+
+        return best_parse(self, self._as_string(string))
+
+    def _check_possible(self, length: int) -> int:
+        length = check_integer(length, "length", 0)
+        if math.isinf(self.length_log_prob(length)):
+            raise ValueError(f"length: {self} has no strings of length {length}")
+        return length
+
+    def __repr__(self) -> str:
+        return f"PCFG({self.name!r}, {len(self.rules)} rules, {len(self.symbols)} terminals, start {self.start!r})"

@@ -1,0 +1,202 @@
+"""What all languages share: symbols and ids, probabilities of prefixes, the true next-symbol distribution.
+
+A string is text (symbols separated by spaces, or not separated if all symbols are single characters) or a
+one-dimensional array of ids; id v is `symbols[v]`. Wherever strings are asked for, one string gives one number and a
+list of strings gives an array. Lengths never count an end-of-string symbol.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .lengths import log_sum_exp
+
+String: TypeAlias = str | np.ndarray | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """The entropy of the strings of one length, in nats."""
+
+    value: float
+    standard_error: float = 0.0
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.value:.6f} (exact)" if self.exact else f"{self.value:.6f} ± {self.standard_error:.6f} (estimate)"
+
+
+class Language(ABC):
+    """A distribution over the strings of each length.
+
+    Subclasses give the five abstract methods; everything here follows from them.
+    """
+
+    def __init__(self, symbols: Iterable[str], name: str = "") -> None:
+        self.symbols = tuple(symbols)
+        self.name = name
+        self.recipe: dict[str, Any] | None = None  # how `language` made it, for files
+        self._ids = {symbol: v for v, symbol in enumerate(self.symbols)}
+        if len(self._ids) < len(self.symbols):
+            twice = next(s for i, s in enumerate(self.symbols) if s in self.symbols[:i])
+            raise ValueError(f"symbols: {twice!r} is listed twice")
+        for symbol in self.symbols:
+            if not isinstance(symbol, str) or not symbol or symbol != "".join(symbol.split()):
+                raise ValueError(f"symbols: expected words without spaces, got {symbol!r}")
+        self._single_characters = all(len(symbol) == 1 for symbol in self.symbols)
+
+    @abstractmethod
+    def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
+        """The lengths in shortest..longest (both included) that have strings, ascending."""
+
+    @abstractmethod
+    def sample_lengths(self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+        """One string of each given length, drawn independently from p(w | length)."""
+
+    @abstractmethod
+    def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
+        """The entropy of p(w | length)."""
+
+    @abstractmethod
+    def _score(self, strings: list[np.ndarray]) -> np.ndarray:
+        """ln p(w | length of w); ids of -1 are unknown symbols."""
+
+    @abstractmethod
+    def _prefix_table(self, prefixes: list[np.ndarray], longest: int) -> np.ndarray:
+        """(N, longest+1): ln of the probability that a string of length n begins with the prefix."""
+
+    def sample(self, length: int, n: int = 1, *, generator: np.random.Generator) -> np.ndarray:
+        """`n` strings of one length as ids, (n, length), drawn independently from p(w | length)."""
+        n = check_integer(n, "n", 0)
+        length = check_integer(length, "length", 0)
+        strings = self.sample_lengths(np.full(n, length, dtype=np.int64), generator)
+        return np.stack(strings) if strings else np.zeros((0, length), dtype=np.int64)
+
+    def log_prob_given_length(self, strings: String | Iterable[String]) -> Any:
+        """ln p(w | length of w); -inf for what is not in the language."""
+        batch, one = self._as_strings(strings)
+        return self._shape(self._score(batch), one)
+
+    def contains(self, strings: String | Iterable[String]) -> Any:
+        """Whether each string is in the language."""
+        batch, one = self._as_strings(strings)
+        return self._shape(self._score(batch) > -np.inf, one)
+
+    def prefix_log_prob(self, prefixes: String | Iterable[String], lengths: tuple[int, int]) -> Any:
+        """ln of the probability that a string begins with the prefix.
+
+        The string's length is uniform over the valid lengths of the range `lengths` (both ends included), and the
+        string then follows p(w | length): the distribution of the paper's data sets.
+        """
+        batch, one = self._as_strings(prefixes)
+        valid = self._valid_range(lengths)
+        return self._shape(self._prefix(batch, valid), one)
+
+    def next_symbol_distribution(self, prefixes: String | Iterable[String], lengths: tuple[int, int]) -> np.ndarray:
+        """The true distribution of what follows each prefix: (V+1,) or (N, V+1), the end of the string last.
+
+        Lengths are distributed as in `prefix_log_prob`. A prefix of probability 0 is a ValueError.
+        """
+        batch, one = self._as_strings(prefixes)
+        valid = self._valid_range(lengths)
+        size = len(self.symbols)
+        longer = [np.append(prefix, v) for prefix in batch for v in range(size)]
+        table = np.full((len(batch), size + 1), -np.inf)
+        table[:, :size] = self._prefix(longer, valid).reshape(len(batch), size)
+        ended = np.flatnonzero(np.isin([len(prefix) for prefix in batch], valid))
+        if len(ended):
+            table[ended, size] = self._score([batch[i] for i in ended]) - np.log(len(valid))
+        total = log_sum_exp(table, axis=1)
+        if np.isneginf(total).any():
+            which = int(np.flatnonzero(np.isneginf(total))[0])
+            text = " ".join(self.symbols[v] if v >= 0 else "?" for v in batch[which])
+            raise ValueError(
+                f"prefixes: number {which} ({text!r}) has probability 0 for lengths {lengths[0]}..{lengths[1]}"
+            )
+        return self._shape(np.exp(table - total[:, None]), one)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a string; a ValueError names a symbol that is not the language's."""
+        words = self._words(text)
+        for at, word in enumerate(words):
+            if word not in self._ids:
+                raise ValueError(
+                    f"text: {word!r} (symbol {at + 1} of the string) is not one of the symbols {' '.join(self.symbols)}"
+                )
+        return np.array([self._ids[word] for word in words], dtype=np.int64)
+
+    def decode(self, ids: np.ndarray | Sequence[int], separator: str = " ") -> str:
+        """The text of a string given as ids."""
+        return separator.join([self.symbols[v] for v in self._as_string(ids).tolist()])
+
+    def _words(self, text: str) -> list[str]:
+        words = text.split()
+        return list(words[0]) if self._single_characters and len(words) == 1 else words
+
+    def _as_string(self, string: String) -> np.ndarray:
+        if isinstance(string, str):
+            return np.array([self._ids.get(word, -1) for word in self._words(string)], dtype=np.int64)
+        ids = np.asarray(string)
+        if ids.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise TypeError(f"a string must be text or a 1-D array of ids, got shape {ids.shape}, type {ids.dtype}")
+        if ids.min() < 0 or ids.max() >= len(self.symbols):
+            bad = ids[(ids < 0) | (ids >= len(self.symbols))][0]
+            raise ValueError(f"a string has the id {bad}, expected 0..{len(self.symbols) - 1}")
+        return ids.astype(np.int64)
+
+    def _as_strings(self, strings: String | Iterable[String]) -> tuple[list[np.ndarray], bool]:
+        if isinstance(strings, str) or (isinstance(strings, np.ndarray) and strings.ndim == 1 and strings.dtype != "O"):
+            return [self._as_string(strings)], True
+        batch = list(strings)
+        if batch and all(isinstance(v, int | np.integer) for v in batch):
+            return [self._as_string(np.array(batch))], True
+        return [self._as_string(string) for string in batch], False  # type: ignore[arg-type]
+
+    @staticmethod
+    def _shape(values: np.ndarray, one: bool) -> Any:
+        return (values[0] if values.ndim > 1 else values[0].item()) if one else values
+
+    def _valid_range(self, lengths: tuple[int, int]) -> np.ndarray:
+        shortest, longest = check_range(lengths)
+        valid = self.valid_lengths(shortest, longest)
+        if not len(valid):
+            raise ValueError(f"lengths: {self} has no strings of lengths {shortest}..{longest}")
+        return valid
+
+    def _prefix(self, prefixes: list[np.ndarray], valid: np.ndarray) -> np.ndarray:
+        table = self._prefix_table(prefixes, int(valid[-1]))
+        return log_sum_exp(table[:, valid], axis=1) - np.log(len(valid))
+
+    def __str__(self) -> str:
+        return self.name or type(self).__name__
+
+
+def check_integer(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def check_range(lengths: Any) -> tuple[int, int]:
+    """A pair (shortest, longest), both included."""
+    if not isinstance(lengths, tuple | list) or len(lengths) != 2:
+        raise TypeError(f"lengths must be a pair (shortest, longest), got {lengths!r}")
+    shortest, longest = (check_integer(value, "lengths", 0) for value in lengths)
+    if shortest > longest:
+        raise ValueError(f"lengths must be a pair (shortest, longest), got {shortest} > {longest}")
+    return shortest, longest
+
+
+def check_generator(generator: Any) -> np.random.Generator:
+    if not isinstance(generator, np.random.Generator):
+        raise TypeError(
+            f"generator must be a numpy Generator, such as numpy.random.default_rng(0), got {type(generator).__name__}"
+        )
+    return generator

@@ -1,0 +1,192 @@
+"""The text notation of grammars, as NLTK users know it, with errors that name the line and the symbol.
+
+    # balanced brackets; the first left-hand side is the start symbol, unless `%start` names another
+    S -> S T [1/2] | T [1/2]
+    T -> '(' S ')' [0.975] | '(' ')' [0.025]
+
+Terminals are quoted, nonterminals are not, an alternative without symbols is the empty string, a missing weight is 1.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used; the message says where and why."""
+
+
+class Rule(NamedTuple):
+    """`lhs -> rhs` with a weight; the weights of one left-hand side are divided by their sum."""
+
+    lhs: str
+    rhs: tuple[str, ...]
+    weight: Fraction
+
+
+class ParsedGrammar(NamedTuple):
+    rules: list[Rule]
+    places: list[str]  # of each rule, for error messages
+    start: str
+    terminals: list[str]  # in order of first appearance
+    weighted: list[bool]  # whether the weight was written
+
+
+_TOKEN = re.compile(
+    r"""\s+
+      | (?P<comment>\#.*)
+      | (?P<arrow>->|→)
+      | (?P<bar>\|)
+      | (?P<weight>\[[^\]]*\])
+      | (?P<terminal>'[^']*'|"[^"]*")
+      | (?P<name>[\w/][\w/^<>-]*)
+    """,
+    re.VERBOSE,
+)
+_NAME = re.compile(r"[\w/][\w/^<>-]*")
+_EMPTY_NAMES = {"ε", "epsilon", "eps", "EPSILON", "EPS", "λ"}
+
+
+def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
+    """Read a grammar in text notation. `source` (a file's name) is used in errors."""
+    rules: list[Rule] = []
+    places: list[str] = []
+    weighted: list[bool] = []
+    terminals: dict[str, None] = {}
+    start: str | None = None
+    start_place = ""
+    for number, line in _logical_lines(text):
+        place = f"{source}, line {number}"
+        if line.lstrip().startswith("%"):
+            words = line.split("#")[0].split()
+            if words[0] != "%start" or len(words) != 2:
+                raise GrammarError(f"{place}: expected '%start SYMBOL', got {line.strip()!r}")
+            start, start_place = words[1], place
+            continue
+        tokens = _tokens(line, place)
+        if not tokens:
+            continue
+        if tokens[0][0] != "name":
+            raise GrammarError(f"{place}: a rule starts with a nonterminal, got {tokens[0][1]!r}")
+        lhs = tokens[0][1]
+        if len(tokens) < 2 or tokens[1][0] != "arrow":
+            got = tokens[1][1] if len(tokens) > 1 else "the end of the line"
+            raise GrammarError(f"{place}: expected '->' after {lhs!r}, got {got!r}")
+        for rhs, weight in _alternatives(tokens[2:], lhs, place):
+            for kind, symbol in rhs:
+                if kind == "terminal":
+                    terminals.setdefault(symbol)
+            names = tuple(symbol if kind == "terminal" else f"\0{symbol}" for kind, symbol in rhs)
+            rules.append(Rule(f"\0{lhs}", names, Fraction(1) if weight is None else weight))
+            places.append(place)
+            weighted.append(weight is not None)
+    if not rules:
+        raise GrammarError(f"{source}: no rules found")
+    known = {rule.lhs for rule in rules}
+    for rule, place in zip(rules, places, strict=True):
+        for symbol in rule.rhs:
+            if symbol.startswith("\0") and symbol not in known:
+                name = symbol[1:]
+                hint = "; for the empty string write an alternative without symbols" if name in _EMPTY_NAMES else ""
+                raise GrammarError(
+                    f"{place}: nonterminal {name!r} has no rule (a terminal would be written '{name}' in quotes){hint}"
+                )
+    if start is None:
+        start = rules[0].lhs[1:]
+    elif f"\0{start}" not in known:
+        raise GrammarError(f"{start_place}: start symbol {start!r} has no rule")
+    clash = sorted(symbol for symbol in terminals if f"\0{symbol}" in known)
+    if clash:
+        place = next(p for r, p in zip(rules, places, strict=True) if clash[0] in r.rhs)
+        raise GrammarError(f"{place}: {clash[0]!r} is used both as a terminal and as a nonterminal")
+    clean = [Rule(r.lhs[1:], tuple(s.removeprefix("\0") for s in r.rhs), r.weight) for r in rules]
+    return ParsedGrammar(clean, places, start, list(terminals), weighted)
+
+
+def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) -> str:
+    """The text of a grammar, exact weights included, such that `parse_grammar` gives the same rules."""
+    known = set(terminals)
+    alternatives: dict[str, list[str]] = {}
+    for lhs, rhs, weight in rules:
+        for symbol in (lhs, *rhs):
+            if symbol in known:
+                if "'" in symbol and '"' in symbol:
+                    raise GrammarError(f"terminal {symbol!r} has both kinds of quotes and cannot be written as text")
+            elif not _NAME.fullmatch(symbol):
+                raise GrammarError(f"nonterminal {symbol!r} cannot be written as text (letters, digits and _/^<>-)")
+        words = [(f'"{s}"' if "'" in s else f"'{s}'") if s in known else s for s in rhs]
+        alternatives.setdefault(lhs, []).append(" ".join([*words, f"[{weight}]"]))
+    lines = [f"{lhs} -> {' | '.join(texts)}" for lhs, texts in alternatives.items()]
+    first = next(iter(alternatives))
+    return "\n".join(([] if first == start else [f"%start {start}"]) + lines) + "\n"
+
+
+def check_weight(weight: object, place: str, lhs: str) -> Fraction:
+    """The exact value of a weight, or an error that names the rule."""
+    try:
+        value = Fraction(weight.strip() if isinstance(weight, str) else weight)  # type: ignore[arg-type]
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        if isinstance(weight, float) and not math.isfinite(weight):
+            raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must be finite, got {weight}") from None
+        raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must be a number, got {weight!r}") from None
+    if value < 0:
+        raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must not be negative, got {weight}")
+    return value
+
+
+def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
+    """Numbered lines, a final backslash joining a line with the next."""
+    lines = text.splitlines()
+    i = 0
+    while i < len(lines):
+        number, line = i + 1, lines[i]
+        while line.rstrip().endswith("\\") and i + 1 < len(lines):
+            i += 1
+            line = line.rstrip()[:-1] + " " + lines[i]
+        yield number, line
+        i += 1
+
+
+def _tokens(line: str, place: str) -> list[tuple[str, str]]:
+    tokens: list[tuple[str, str]] = []
+    at = 0
+    while at < len(line):
+        match = _TOKEN.match(line, at)
+        if match is None:
+            what = "unclosed quote" if line[at] in "'\"" else "unclosed weight" if line[at] == "[" else "unexpected"
+            raise GrammarError(f"{place}: {what} {line[at:].split()[0]!r} at column {at + 1}")
+        at = match.end()
+        if match.lastgroup is not None and match.lastgroup != "comment":
+            tokens.append((match.lastgroup, match.group()))
+    return tokens
+
+
+def _alternatives(
+    tokens: list[tuple[str, str]], lhs: str, place: str
+) -> list[tuple[list[tuple[str, str]], Fraction | None]]:
+    found: list[tuple[list[tuple[str, str]], Fraction | None]] = []
+    rhs: list[tuple[str, str]] = []
+    weight: Fraction | None = None
+    for kind, word in [*tokens, ("bar", "|")]:
+        if kind == "bar":
+            found.append((rhs, weight))
+            rhs, weight = [], None
+        elif weight is not None:
+            raise GrammarError(f"{place}: expected '|' or the end of the line after a weight of {lhs!r}, got {word!r}")
+        elif kind == "weight":
+            weight = check_weight(word[1:-1], place, lhs)
+        elif kind == "terminal":
+            symbol = word[1:-1]
+            if not symbol or symbol != "".join(symbol.split()):
+                raise GrammarError(
+                    f"{place}: terminal {word} in a rule of {lhs!r} must be a word without spaces; "
+                    "for the empty string write an alternative without symbols"
+                )
+            rhs.append(("terminal", symbol))
+        elif kind == "name":
+            rhs.append(("name", word))
+        else:
+            raise GrammarError(f"{place}: unexpected {word!r} in a rule of {lhs!r}")
+    return found

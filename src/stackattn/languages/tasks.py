@@ -1,0 +1,188 @@
+"""The languages of the experiments, by name and by function.
+
+Each context-free task is a grammar built from its parameters; `c(μ) = μ / (μ + 1)` is the probability to go on in a
+process that goes on μ times on average. `variant="published"` gives the distribution behind the published experiments:
+there the root of a derivation never expands by an empty or unary rule, so that Dyck strings have at least two bracket
+groups and padded reversals at least one nested pair. Here that is said by a start symbol of its own.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Any
+
+from .companions import COMPANIONS
+from .grammar import PCFG
+from .language import Language, check_integer
+
+VARIANTS = ("plain", "published")
+_BRACKETS = ("()", "[]", "{}", "<>")
+_Rules = list[tuple[str, list[str], Fraction]]
+
+
+def marked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain") -> PCFG:
+    """w # reversed w, over k symbols; `mean_length` of w."""
+    symbols = _alphabet(k)
+    go = _continue(mean_length, "mean_length")
+    rules: _Rules = [("S", [a, "S", a], go / k) for a in symbols]
+    rules.append(("S", ["#"], 1 - go))
+    return _grammar("marked-reversal", rules, [*symbols, "#"], variant, unambiguous=True)
+
+
+def unmarked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain") -> PCFG:
+    """w followed by its reverse, over k symbols; `mean_length` of w."""
+    symbols = _alphabet(k)
+    go = _continue(mean_length, "mean_length")
+    rules: _Rules = [("S", [a, "S", a], go / k) for a in symbols]
+    rules.append(("S", [], 1 - go))
+    return _grammar("unmarked-reversal", rules, symbols, variant, unambiguous=True)
+
+
+def padded_reversal(
+    k: int = 2, mean_content_length: float = 60, mean_padding_length: float = 30, variant: str = "plain"
+) -> PCFG:
+    """w, any number of copies of one symbol, reversed w; `mean_content_length` of w, over k symbols."""
+    symbols = _alphabet(k)
+    go, pad = (
+        _continue(mean_content_length, "mean_content_length"),
+        _continue(mean_padding_length, "mean_padding_length"),
+    )
+    rules: _Rules = []
+    for a in symbols:
+        rules += [("S", [a, "S", a], go / k), ("S", [f"T{a}"], (1 - go) / k)]
+    for a in symbols:
+        rules += [(f"T{a}", [a, f"T{a}"], pad), (f"T{a}", [], 1 - pad)]
+    return _grammar("padded-reversal", rules, symbols, variant)
+
+
+def dyck(k: int = 2, mean_splits: float = 1, mean_depth: float = 40, variant: str = "plain") -> PCFG:
+    """Balanced brackets of k types, at least one pair."""
+    brackets = _brackets(k)
+    split, deepen = (
+        _continue(mean_splits, "mean_splits"),
+        _continue(_mean(mean_depth, "mean_depth", 1) - 1, "mean_depth"),
+    )
+    rules: _Rules = [("S", ["S", "T"], split), ("S", ["T"], 1 - split)]
+    for left, right in brackets:
+        rules += [("T", [left, "S", right], deepen / k), ("T", [left, right], (1 - deepen) / k)]
+    return _grammar("dyck", rules, [b for pair in brackets for b in pair], variant, unambiguous=True)
+
+
+def hardest_cfl(
+    k: int = 2,
+    mean_commas: float = 0.5,
+    mean_short_filler: float = 0.5,
+    mean_long_filler: float = 2,
+    semicolon_probability: float = 0.25,
+    mean_splits: float = 1.5,
+    mean_depth: float = 3,
+    variant: str = "plain",
+) -> PCFG:
+    """Greibach's hardest context-free language: a Dyck string hidden among decoys, over k bracket types."""
+    brackets = _brackets(k)
+    symbols = [b for pair in brackets for b in pair]
+    comma, short = _continue(mean_commas, "mean_commas"), _continue(mean_short_filler, "mean_short_filler")
+    long = _continue(_mean(mean_long_filler, "mean_long_filler", 1) - 1, "mean_long_filler")
+    semicolon = _probability(semicolon_probability, "semicolon_probability")
+    split, deepen = _continue(mean_splits, "mean_splits"), _continue(mean_depth, "mean_depth")
+    one = Fraction(1)
+    rules: _Rules = [
+        ("Start", ["R", "$", "Q", "S", "L", ";"], one),
+        ("L", ["Ls", ",", "U"], one),
+        ("Ls", [",", "V", "Ls"], comma),
+        ("Ls", [], 1 - comma),
+        ("R", ["U", ",", "Rs"], one),
+        ("Rs", ["Rs", "V", ","], comma),
+        ("Rs", [], 1 - comma),
+        ("U", ["W", "U"], short),
+        ("U", [], 1 - short),
+        ("V", ["W", "V"], long),
+        ("V", ["W"], 1 - long),
+        *(("W", [a], one) for a in [*symbols, "$"]),
+        ("Q", ["L", ";", "R"], semicolon),
+        ("Q", [], 1 - semicolon),
+        ("S", ["S", "Q", "T"], split),
+        ("S", ["T"], 1 - split),
+    ]
+    for left, right in brackets:
+        rules += [
+            ("T", [left, "Q", "S", "Q", right], deepen / k),
+            ("T", [left, "Q", right], (1 - deepen) / k),
+        ]
+    return _grammar("hardest-cfl", rules, [*symbols, ",", ";", "$"], variant)
+
+
+# How `language` makes each language by its name.
+TASKS: dict[str, Callable[..., Language]] = {
+    "marked-reversal": marked_reversal,
+    "unmarked-reversal": unmarked_reversal,
+    "padded-reversal": padded_reversal,
+    "dyck": dyck,
+    "hardest-cfl": hardest_cfl,
+    **COMPANIONS,
+}
+
+
+def language(name: str, **parameters: Any) -> Language:
+    """A language by name, such as `language("dyck", k=3)`; `TASKS` lists the names.
+
+    Parameters are those of the function of the same name; `variant="published"` is one of the five paper tasks'.
+    """
+    if name not in TASKS:
+        close = difflib.get_close_matches(str(name), TASKS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"name: no language {name!r}{hint}. The names are: {', '.join(TASKS)}")
+    known = inspect.signature(TASKS[name]).parameters
+    for parameter in parameters:
+        if parameter not in known:
+            close = difflib.get_close_matches(parameter, known, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"{name} has no parameter {parameter!r}{hint}. Its parameters are: {', '.join(known)}")
+    made = TASKS[name](**parameters)
+    made.recipe = {"name": name, "parameters": parameters}
+    return made
+
+
+def _grammar(name: str, rules: _Rules, symbols: Iterable[str], variant: str, unambiguous: bool = False) -> PCFG:
+    if variant not in VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    terminals = list(symbols)
+    if variant == "published":
+        start = rules[0][0]
+        kept = [
+            rule for rule in rules if rule[0] == start and (len(rule[1]) > 1 or any(a in terminals for a in rule[1]))
+        ]
+        rules = [("Root", rhs, weight) for _, rhs, weight in kept] + rules
+    return PCFG(rules, terminals=terminals, unambiguous=unambiguous, name=name)
+
+
+def _mean(value: Any, name: str, least: int = 0) -> Fraction:
+    try:
+        mean = Fraction(value)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        raise TypeError(f"{name} must be a finite number, got {value!r}") from None
+    if mean < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return mean
+
+
+def _continue(mean: Any, name: str) -> Fraction:
+    exact = _mean(mean, name)
+    return exact / (exact + 1)
+
+
+def _probability(value: Any, name: str) -> Fraction:
+    probability = _mean(value, name)
+    if probability > 1:
+        raise ValueError(f"{name} must be at most 1, got {value}")
+    return probability
+
+
+def _alphabet(k: int) -> list[str]:
+    return [str(v) for v in range(check_integer(k, "k", 1))]
+
+
+def _brackets(k: int) -> list[tuple[str, str]]:
+    k = check_integer(k, "k", 1)
+    return [(b[0], b[1]) for b in _BRACKETS[:k]] + [(f"({i}", f"{i})") for i in range(len(_BRACKETS) + 1, k + 1)]

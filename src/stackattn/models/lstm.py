@@ -1,0 +1,219 @@
+"""LSTM language models: plain, and with a stack whose reading is part of the next step's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, pad
+
+from ..nn import Nondeterministic, Sdpa, State, Superposition, parse_layers
+from ..nn.state import without_padding
+from ..ops import NondeterministicState
+from ..ops.chart import inside
+
+
+@dataclass(frozen=True)
+class LSTMConfig:
+    """A language model on one-hot inputs, with or without a stack."""
+
+    input_size: int
+    """Tokens, BOS among them. BOS is the last one: it is not read, it only asks for the first prediction."""
+    output_size: int
+    """Tokens that can be predicted."""
+    hidden_size: int = 100
+    stack: str | None = None
+    """None, or a stack such as `superposition-10` or `nondeterministic-3-3-5`."""
+    init_range: float = 0.1
+    published: bool = False
+    """As the published code does: the maps to the nondeterministic stack are initialised uniformly, biases too."""
+
+
+@dataclass(frozen=True)
+class LSTMState(State):
+    hidden: Tensor  # (B, hidden_size)
+    cell: Tensor  # (B, hidden_size)
+    stack: Any  # the stack before the action that `hidden` chooses; None without a stack
+    started: bool  # whether BOS has come
+    acts: (
+        bool | Tensor
+    )  # whether `hidden` chooses an action, as it does once a token was read; (B,) if not all are alike
+
+
+@dataclass(frozen=True)
+class VectorStack(State):
+    """A superposition stack of vectors, top first: where vectors are small, cheaper than attention weights."""
+
+    elements: Tensor  # (B, depth, m)
+    reading: Tensor  # (B, m)
+
+
+@dataclass(frozen=True)
+class RunStack(State):
+    stack: NondeterministicState
+    values: Tensor  # (B, 1 + steps so far, m), the bottom vector first
+    reading: Tensor  # (B, Q * S * m)
+
+
+class _StackMaps(nn.Module):
+    """From the hidden state to the actions on the stack and to the pushed vector."""
+
+    def __init__(self, hidden_size: int, num_actions: int, m: int):
+        super().__init__()
+        self.to_actions = nn.Linear(hidden_size, num_actions)
+        self.to_value = nn.Linear(hidden_size, m)
+
+
+class _SuperpositionStack(_StackMaps):
+    def __init__(self, hidden_size: int, spec: Superposition):
+        super().__init__(hidden_size, 3, spec.stack_embedding_size)
+        self.reading_size = spec.stack_embedding_size
+
+    def initial_state(self, batch_size: int) -> VectorStack:
+        weight = self.to_value.weight
+        nothing = weight.new_zeros(batch_size, 1, self.reading_size)
+        return VectorStack(nothing, nothing[:, 0])
+
+    def step(self, hidden: Tensor, state: VectorStack, taken: Tensor | None) -> VectorStack:
+        push, noop, pop = self.to_actions(hidden).softmax(-1)[:, :, None, None].unbind(1)  # (B, 1, 1) each
+        value = self.to_value(hidden).sigmoid()[:, None]
+        padded = pad(state.elements, (0, 0, 1, 2))  # (B, depth + 3, m), a row free above the top
+        above, at, below = padded[:, :-2], padded[:, 1:-1], padded[:, 2:]
+        elements = push * above + noop * at + pop * below
+        elements = torch.cat([elements[:, :1] + push * value, elements[:, 1:]], dim=1)
+        if taken is not None:
+            elements = elements.where(taken[:, None, None], at)
+        return VectorStack(elements, elements[:, 0])
+
+
+class _NondeterministicStack(_StackMaps):
+    def __init__(self, hidden_size: int, spec: Nondeterministic):
+        self.Q, self.S = Q, S = spec.num_states, spec.num_symbols
+        super().__init__(hidden_size, Q * S * (2 * Q * S + Q), spec.stack_embedding_size)
+        self.bottom = nn.Parameter(torch.empty(spec.stack_embedding_size))
+        self.reading_size = Q * S * spec.stack_embedding_size
+
+    def initial_state(self, batch_size: int) -> RunStack:
+        values = self.bottom.sigmoid().expand(batch_size, 1, -1)
+        reading = pad(values[:, 0], (0, self.reading_size - values.shape[2]))  # start state, bottom symbol
+        return RunStack(NondeterministicState.empty(batch_size, self.Q, self.S, device=values.device), values, reading)
+
+    def step(self, hidden: Tensor, state: RunStack, taken: Tensor | None) -> RunStack:
+        Q, S = self.Q, self.S
+        rows = self.to_actions(hidden).reshape(-1, 1, Q, S, 2 * Q * S + Q)
+        push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
+        lengths = None if taken is None else taken.long()
+        inputs = push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
+        weights, stack = state.stack.extend(*inputs, lengths)  # (B, 1, i, Q, S)
+        values = torch.cat([state.values, self.to_value(hidden).sigmoid()[:, None]], dim=1)
+        reading = weights[:, 0].flatten(2).mT @ values  # (B, Q * S, m)
+        return RunStack(stack, values, reading.flatten(1))
+
+
+class LSTMLM(nn.Module):
+    """A language model: logits of the next token after each one, BOS first."""
+
+    def __init__(self, config: LSTMConfig):
+        super().__init__()
+        self.config = config
+        h = config.hidden_size
+        self.stack = _make_stack(config)
+        reading_size = self.stack.reading_size if self.stack is not None else 0
+        self.weight_input = nn.Parameter(torch.empty(4 * h, config.input_size - 1 + reading_size))
+        self.weight_hidden = nn.Parameter(torch.empty(4 * h, h))
+        self.bias = nn.Parameter(torch.empty(4 * h))
+        self.register_buffer("no_bias", torch.zeros(4 * h), persistent=False)  # PyTorch's LSTM wants two
+        self.output = nn.Linear(h, config.output_size)
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """Xavier uniform for the maps to the stack and the output layer, biases 0; the rest uniform."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -self.config.init_range, self.config.init_range)
+        layers = [self.output]
+        published = self.config.published and isinstance(self.stack, _NondeterministicStack)
+        if self.stack is not None and not published:
+            layers += [self.stack.to_actions, self.stack.to_value]
+        for layer in layers:
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(B, T) -> (B, T, output_size). Beyond `lengths` nothing is read, and what comes out there means nothing."""
+        return self.extend(tokens, self.initial_state(tokens.shape[0]), lengths)[0]
+
+    def initial_state(self, batch_size: int) -> LSTMState:
+        zeros = self.bias.new_zeros(batch_size, self.config.hidden_size)
+        return LSTMState(
+            zeros, zeros, None if self.stack is None else self.stack.initial_state(batch_size), False, False
+        )
+
+    def extend(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None = None) -> tuple[Tensor, LSTMState]:
+        if tokens.shape[1] == 0:
+            return self.output(state.hidden[:, None][:, :0]), state
+        first = [] if state.started else [state.hidden]  # the prediction at BOS
+        tokens = without_padding(tokens, lengths)[:, len(first) :]
+        if lengths is not None:
+            lengths = lengths - len(first)
+        run = self._run if self.stack is None else self._run_with_stack
+        hidden, state = run(tokens, state, lengths)
+        hidden = torch.cat([x[:, None] for x in first] + [hidden], dim=1)
+        return self.output(hidden), state
+
+    def _one_hot(self, tokens: Tensor) -> Tensor:
+        return one_hot(tokens.clamp(max=self.config.input_size - 2), self.config.input_size - 1).to(self.bias.dtype)
+
+    def _run(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
+        before = state.hidden, state.cell
+        if tokens.shape[1] == 0:
+            return state.hidden[:, None][:, :0], LSTMState(*before, None, True, state.acts)
+        weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
+        if lengths is None:
+            start = [x[None] for x in before]
+            hidden, h, c = torch.lstm(self._one_hot(tokens), start, weights, True, 1, 0.0, self.training, False, True)
+            return hidden, LSTMState(h[0], c[0], None, True, True)
+        # The cell is wanted where each sequence ends, and the fused loop gives only the last one.
+        x = self._one_hot(tokens)
+        taken = inside(lengths, tokens.shape[1])
+        rows, (h, c) = [], before
+        for t in range(tokens.shape[1]):
+            new = torch.lstm_cell(x[:, t], (h, c), *weights)
+            h, c = (a.where(taken[:, t, None], b) for a, b in zip(new, (h, c), strict=True))
+            rows.append(h)
+        return torch.stack(rows, dim=1), LSTMState(h, c, None, True, True)
+
+    def _run_with_stack(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
+        assert self.stack is not None
+        weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
+        x = self._one_hot(tokens)
+        taken = None if lengths is None else inside(lengths, tokens.shape[1])
+        h, c, stack = state.hidden, state.cell, state.stack  # the stack's kind goes with self.stack
+        acts = state.acts
+        rows = []
+        for t in range(tokens.shape[1]):
+            takes = None if taken is None else taken[:, t]
+            if acts is not False:
+                acting = takes if acts is True else acts if takes is None else acts & takes
+                stack = self.stack.step(h, stack, acting)  # pyright: ignore[reportArgumentType]
+            new = torch.lstm_cell(torch.cat([x[:, t], stack.reading], dim=1), (h, c), *weights)
+            if takes is None:
+                (h, c), acts = new, True
+            else:
+                h, c = (a.where(takes[:, None], b) for a, b in zip(new, (h, c), strict=True))
+                acts = takes | acts
+            rows.append(h)
+        hidden = torch.stack(rows, dim=1) if rows else h[:, None][:, :0]
+        return hidden, LSTMState(h, c, stack, True, acts)
+
+
+def _make_stack(config: LSTMConfig) -> _SuperpositionStack | _NondeterministicStack | None:
+    if config.stack is None:
+        return None
+    spec, *more = parse_layers(config.stack)
+    if more or isinstance(spec, Sdpa) or spec.heads != 1:
+        raise ValueError(f"stack: expected one stack such as 'superposition-10', got {config.stack!r}")
+    kind = _SuperpositionStack if isinstance(spec, Superposition) else _NondeterministicStack
+    return kind(config.hidden_size, spec)  # pyright: ignore

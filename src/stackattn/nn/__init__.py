@@ -1,0 +1,37 @@
+"""Layers: stack attention to put into any model, and the transformer layers of our own ones. No model lives here."""
+
+from .attention import AttentionState, CrossAttention, SelfAttention
+from .layers import (
+    FeedForward,
+    LayerSpec,
+    Nondeterministic,
+    Sdpa,
+    Sublayer,
+    Superposition,
+    TransformerLayer,
+    format_layers,
+    parse_layers,
+    sinusoids,
+)
+from .stack import NondeterministicStackAttention, StackState, SuperpositionStackAttention
+from .state import State
+
+__all__ = [
+    "AttentionState",
+    "CrossAttention",
+    "FeedForward",
+    "LayerSpec",
+    "Nondeterministic",
+    "NondeterministicStackAttention",
+    "Sdpa",
+    "SelfAttention",
+    "StackState",
+    "State",
+    "Sublayer",
+    "Superposition",
+    "SuperpositionStackAttention",
+    "TransformerLayer",
+    "format_layers",
+    "parse_layers",
+    "sinusoids",
+]

@@ -1,0 +1,103 @@
+"""Scaled dot-product attention with heads: over itself, causal or not, with a cache; and over another sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..ops.chart import inside
+from .state import State, without_padding
+
+
+@dataclass(frozen=True)
+class AttentionState(State):
+    keys: Tensor  # (B, heads, steps so far, d_model / heads)
+    values: Tensor
+    real: Tensor | None  # (B, steps so far): which steps are no padding; None if all
+
+
+class _Attention(nn.Module):
+    def __init__(self, d_model: int, heads: int, dropout: float):
+        super().__init__()
+        if d_model % heads:
+            raise ValueError(f"d_model: expected a multiple of heads = {heads}, got {d_model}")
+        self.heads = heads
+        self.dropout = dropout
+        self.to_output = nn.Linear(d_model, d_model)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, T, d_model / heads)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        y = scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)
+        return self.to_output(y.transpose(1, 2).flatten(2))
+
+
+class SelfAttention(_Attention):
+    """Softmax attention of a sequence over itself."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.0, *, causal: bool = True):
+        super().__init__(d_model, heads, dropout)
+        self.causal = causal
+        self.to_queries_keys_values = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(B, T, d_model) -> (B, T, d_model)"""
+        queries, keys, values = self._project(without_padding(x, lengths))
+        # What lies beyond the lengths comes later, so a causal mask hides it already.
+        mask = None if self.causal or lengths is None else inside(lengths, x.shape[1])[:, None, None]
+        return self._attend(queries, keys, values, mask, self.causal)
+
+    def initial_state(self, batch_size: int) -> AttentionState:
+        if not self.causal:
+            raise ValueError("attention that looks ahead cannot run step by step")
+        weight = self.to_output.weight
+        nothing = weight.new_zeros(batch_size, self.heads, 0, weight.shape[0] // self.heads)
+        return AttentionState(nothing, nothing, None)
+
+    def extend(self, x: Tensor, state: AttentionState, lengths: Tensor | None = None) -> tuple[Tensor, AttentionState]:
+        queries, keys, values = self._project(without_padding(x, lengths))
+        before, c = state.keys.shape[2], x.shape[1]
+        keys, values = torch.cat([state.keys, keys], dim=2), torch.cat([state.values, values], dim=2)
+        real = state.real
+        if real is not None or lengths is not None:
+            old = x.new_ones(x.shape[0], before, dtype=torch.bool) if real is None else real
+            new = x.new_ones(x.shape[0], c, dtype=torch.bool) if lengths is None else inside(lengths, c)
+            real = torch.cat([old, new], dim=1)
+        mask = None
+        if c > 1:  # step i of the chunk sees what came before the chunk and its steps 0..i
+            mask = torch.ones(c, before + c, dtype=torch.bool, device=x.device).tril(before)
+        if real is not None:
+            # A step of padding sees itself, so that no row is empty.
+            itself = torch.ones(c, before + c, dtype=torch.bool, device=x.device).tril(before).triu(before)
+            mask = real[:, None] & (True if mask is None else mask) | itself
+            mask = mask[:, None]
+        y = self._attend(queries, keys, values, mask, False)
+        return y, AttentionState(keys, values, real)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys, values = self.to_queries_keys_values(x).chunk(3, dim=-1)
+        return self._split(queries), self._split(keys), self._split(values)
+
+
+class CrossAttention(_Attention):
+    """Softmax attention of a sequence over another one, the memory, which is projected once and used at every step."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.0):
+        super().__init__(d_model, heads, dropout)
+        self.to_queries = nn.Linear(d_model, d_model)
+        self.to_keys_values = nn.Linear(d_model, 2 * d_model)
+
+    def read(self, memory: Tensor, lengths: Tensor | None = None) -> AttentionState:
+        """The memory (B, T, d_model) as keys and values."""
+        keys, values = self.to_keys_values(without_padding(memory, lengths)).chunk(2, dim=-1)
+        real = None if lengths is None else inside(lengths, memory.shape[1])
+        return AttentionState(self._split(keys), self._split(values), real)
+
+    def forward(self, x: Tensor, memory: AttentionState) -> Tensor:
+        mask = None if memory.real is None else memory.real[:, None, None]
+        return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask, False)

@@ -1,0 +1,51 @@
+"""States of layers and models: values that can be branched, reordered and detached.
+
+Whatever runs step by step has `initial_state(batch_size)` and `extend(x, state, lengths=None) -> (y, state)`, for
+chunks of any length; running a sequence in one call, in steps or in any chunks gives the same results. `lengths` says
+how many of the chunk's steps each sequence takes; the rest is padding that leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..ops.chart import inside
+
+Self = TypeVar("Self", bound="State")
+
+
+@dataclass(frozen=True)
+class State:
+    """A value made of tensors (batch first), of other states, and of tuples of them."""
+
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with `function` applied to each tensor."""
+        return replace(self, **{field.name: _map(getattr(self, field.name), function) for field in fields(self)})
+
+    def reorder(self: Self, index: Tensor) -> Self:
+        """The states of the sequences `index`, as a new batch: for beam search."""
+        return self.map(lambda x: x.index_select(0, index))
+
+    def detach(self: Self) -> Self:
+        """The same state without its past in the autograd graph."""
+        return self.map(torch.Tensor.detach)
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple):
+        return tuple(_map(item, function) for item in value)
+    return value.map(function) if hasattr(value, "map") else value
+
+
+def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """x (B, T, ...) with zeros beyond the lengths: nan that stands there must not reach a product with zero."""
+    if lengths is None:
+        return x
+    return x.where(inside(lengths, x.shape[1])[(...,) + (None,) * (x.dim() - 2)], 0)

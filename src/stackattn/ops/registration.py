@@ -1,0 +1,58 @@
+"""Operators that PyTorch knows: autograd, torch.compile, torch.func.vmap.
+
+An operator here takes tensors (the last one, `lengths`, may be None) and then the name of a backend. It is defined with
+`torch.library.Library` rather than `torch.library.custom_op`, whose first call imports the compiler: two seconds that
+nobody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_library = torch.library.Library("stackattn", "DEF")
+
+
+class Operator:
+    def __init__(self, name: str, signature: str):
+        self._name = f"stackattn::{name}"
+        _library.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
+        self._call = getattr(torch.ops.stackattn, name).default
+
+    def __call__(self, *args):
+        return self._call(*args)
+
+    def implementation(self, function: Callable) -> None:
+        torch.library.impl(self._name, "CompositeExplicitAutograd", function, lib=_library)
+
+    def fake(self, function: Callable) -> None:
+        """Shapes and dtypes of the results, without computing them."""
+        torch.library.register_fake(self._name, function, lib=_library)
+
+    def gradient(self, function: Callable) -> None:
+        """`function(saved tensors, backend, grad)` gives the gradients of all tensors but `lengths`."""
+
+        def setup_context(ctx, inputs, output):
+            *tensors, ctx.backend = inputs
+            ctx.save_for_backward(*tensors)
+
+        def backward(ctx, grad):
+            return *function(ctx.saved_tensors, ctx.backend, grad), None, None
+
+        torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_library)
+
+    def batched(self, function: Callable) -> None:
+        """`function(tensors, size, backend)`: the extra axis, of that size, is in the tensors' first one."""
+
+        def vmap(info, in_dims, *args):
+            *tensors, backend = args
+            folded = []
+            for x, dim in zip(tensors, in_dims, strict=False):
+                if x is not None:
+                    x = x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
+                    x = x.flatten(0, 1)
+                folded.append(x)
+            return function(folded, info.batch_size, backend)
+
+        torch.library.register_vmap(self._name, vmap, lib=_library)

@@ -1,0 +1,103 @@
+"""The harness on tiny shapes; whether anything is fast is not a matter of tests."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks import __main__ as command
+from benchmarks import measure, report, targets
+from benchmarks.registry import CASES
+
+TINY = ["--shapes", "B=2,T=3,Q=2,S=2,m=2", "--budget", "0", "--without", targets.RATE]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "TURN", 0.0)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_case_runs_and_is_written(folder, monkeypatch):
+    monkeypatch.setattr(command, "_verify", lambda cases: True)
+    assert command.main([*TINY, "--output", "tiny"]) == 0
+    rows = json.loads((folder / "tiny.json").read_text())["rows"]
+    for name, case in CASES.items():
+        found = {row["contender"] for row in rows if row["case"] == name}
+        assert found == set(case.contenders) - {targets.RATE}
+    assert all(0 < row["forward"] <= row["total"] for row in rows)
+    assert all(("peak" in row) == (row["threads"] == 2) for row in rows if sys.platform == "linux")
+    text = (folder / "tiny.md").read_text()
+    assert "python -m benchmarks" in text
+    assert text.count("not measured") == len(targets.TARGETS)
+    assert sorted(x.name for x in folder.iterdir()) == ["tiny.json", "tiny.md"]
+
+
+def test_red_tests_give_no_speed(folder, monkeypatch, capsys):
+    (folder / "test_red.py").write_text("def test_red():\n    assert False\n")
+    monkeypatch.setitem(CASES, "red", CASES["superposition"].__class__("", "B", (), {}, tests=("test_red.py",)))
+    assert command.main(["--cases", "red", "--output", "red"]) == 1
+    assert "no speed is reported" in " ".join(capsys.readouterr().out.split())
+    assert not list(folder.glob("red.*"))
+
+
+def test_without_verification_nothing_is_written(folder, capsys):
+    assert command.main([*TINY, "--cases", "superposition", "--threads", "1", "--no-verify"]) == 0
+    assert "| vectors |" in capsys.readouterr().out
+    assert not list(folder.iterdir())
+
+
+def _row(contender, threads=2, total=1.0, T=60, **more):
+    shape = {"B": 10, "T": T, "Q": 3, "S": 3, "m": 32}
+    return {
+        "case": "nondeterministic",
+        "contender": contender,
+        "threads": threads,
+        "shape": shape,
+        "total": total,
+        **more,
+    }
+
+
+def test_a_whole_run_measures_every_target():
+    results = {"total": 1.0, "multiply_adds": 1.0, "peak": 1.0, "process_peak": 1.0}
+    rows = [
+        {"case": name, "contender": contender, "threads": 2, "shape": shape._asdict(), **results}
+        for name, case in CASES.items()
+        for shape in case.shapes
+        for contender in case.contenders
+    ]
+    missing = [target.text for target in targets.TARGETS if "not measured" in target.line(targets.Results(rows))]
+    assert all("runs" in text and "runs" not in CASES for text in missing)
+
+
+def test_targets_are_computed_from_the_rows():
+    rows = [
+        _row("cpp", total=0.009, peak=1.0),
+        _row("cpp", threads=1, total=7.0),
+        _row("transformer training step", total=0.02),
+        _row("cpp", T=200, total=2.0, peak=1e8, multiply_adds=4e9),
+        _row("cpp", T=400, total=16.0, peak=5e8, multiply_adds=32e9),
+        _row(targets.RATE, T=200, total=1.0, multiply_adds=8e9),
+    ]
+    lines = {line[0]: line[2:] for line in (target.line(targets.Results(rows)) for target in targets.TARGETS)}
+    assert lines["cpp, T=60"] == ("9 ms", "met")
+    assert lines["cpp, T=60, over a transformer's training step"] == ("0.45", "NOT MET")
+    assert lines["cpp, T=200, share of the float64 rate"] == ("25 %", "met")
+    assert lines["cpp, T=400, share of the float64 rate"] == ("", "not measured")
+    assert lines["cpp, time(T=400) / time(T=200)"] == ("8", "met")
+    assert lines["cpp, memory(T=400) / memory(T=200): as T^2"] == ("5", "NOT MET")
+    assert lines["cpp, T=400, memory above inputs and outputs"] == ("0.5 GB", "met")

@@ -1,0 +1,172 @@
+"""Data sets: batches of one length, seeds, lower bounds, and files that come back as they were."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from stackattn.languages import (
+    PCFG,
+    Dataset,
+    dyck,
+    evaluation_set,
+    language,
+    marked_reversal,
+    padded_reversal,
+    sample_batches,
+    sample_every_length,
+    training_sets,
+)
+from stackattn.languages.datasets import write_atomically
+
+
+def test_training_sets_as_the_paper_makes_them():
+    train, validation = training_sets(marked_reversal(), seed=3)
+    assert (len(train), len(validation)) == (10_000, 1_000)
+    assert (len(train.batches), len(validation.batches)) == (1000, 100)
+    lengths = {batch.shape[1] for batch in train.batches}
+    assert lengths == set(range(41, 80, 2))
+    assert all(batch.shape[0] == 10 for batch in train.batches)
+    assert validation.about == {"set": "validation", "seed": 3}
+
+
+def test_lengths_of_batches_are_uniform():
+    found = sample_batches(dyck(), (40, 80), 4200, 1, np.random.default_rng(0))
+    counts = np.unique([batch.shape[1] for batch in found.batches], return_counts=True)[1]
+    assert len(counts) == 21
+    assert ((counts - 200) ** 2 / 200).sum() < 20 + 4 * math.sqrt(40)
+
+
+def test_test_sets_have_all_lengths():
+    found = evaluation_set(dyck(), per_length=3)
+    assert [batch.shape for batch in found.batches] == [(3, n) for n in range(40, 101, 2)]
+
+
+def test_seeds():
+    grammar = dyck()
+    first, again, other = (training_sets(grammar, seed, (10, 20), 20, 5, 4) for seed in (1, 1, 2))
+    for a, b in zip(first, again, strict=True):
+        assert all((x == y).all() for x, y in zip(a.batches, b.batches, strict=True))
+    assert any(x.shape != y.shape or (x != y).any() for x, y in zip(first[0].batches, other[0].batches, strict=True))
+    # The validation set goes on where the training set ended, and is not a copy of it.
+    assert any(x.shape != y.shape or (x != y).any() for x, y in zip(first[0].batches, first[1].batches, strict=False))
+
+
+def test_lower_bounds_of_marked_reversal_in_closed_form():
+    found = sample_every_length(marked_reversal(), (40, 80), 2, np.random.default_rng(0))
+    lengths = np.arange(41, 80, 2)
+    nats = (lengths - 1) / 2 * math.log(2)
+    assert found.lower_bound(length_term=False) == pytest.approx(nats.sum() / (lengths + 1).sum(), abs=1e-12)
+    assert found.lower_bound() == pytest.approx((nats + math.log(20)).sum() / (lengths + 1).sum(), abs=1e-12)
+    by_length = found.lower_bounds_by_length()
+    assert list(by_length) == lengths.tolist()
+    np.testing.assert_allclose(list(by_length.values()), nats / (lengths + 1), atol=1e-12)
+    with_term = found.lower_bounds_by_length(length_term=True)
+    np.testing.assert_allclose(list(with_term.values()), (nats + math.log(20)) / (lengths + 1), atol=1e-12)
+
+
+def test_lower_bound_is_the_mean_of_the_scores():
+    grammar = padded_reversal()
+    found = sample_batches(grammar, (5, 12), 30, 2, np.random.default_rng(0))
+    scores = grammar.log_prob_given_length(found.strings)
+    symbols = sum(len(s) + 1 for s in found.strings)
+    assert found.lower_bound(False) == pytest.approx(-scores.sum() / symbols, abs=1e-12)
+    assert found.lower_bound() == pytest.approx((-scores.sum() + 60 * math.log(8)) / symbols, abs=1e-12)
+    in_bins = found.lower_bounds_by_length()
+    weights = {n: sum(len(b) * (n + 1) for b in found.batches if b.shape[1] == n) for n in in_bins}
+    assert sum(in_bins[n] * weights[n] for n in in_bins) / symbols == pytest.approx(found.lower_bound(False), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        language("dyck", k=3, variant="published"),
+        language("marked-copy"),
+        language("padded-reversal", mean_padding_length="7/2"),
+        dyck(k=5),
+        PCFG.from_text("%start T\nS -> 'the' S [1/3] | [2/3]\nT -> S S 'end'", name="mine"),
+    ],
+    ids=str,
+)
+def test_files_come_back_as_they_were(made, tmp_path):
+    saved = sample_batches(made, (0, 12), 12, 3, np.random.default_rng(0))
+    saved.about["note"] = "hello"
+    saved.save(tmp_path / "deep" / "train.v1")
+    assert sorted(os.listdir(tmp_path / "deep")) == ["train.v1.json", "train.v1.txt"]
+    loaded = Dataset.load(tmp_path / "deep" / "train.v1")
+    assert loaded.lengths == saved.lengths
+    assert loaded.about == {"note": "hello"}
+    assert loaded.language.symbols == made.symbols
+    assert str(loaded.language) == str(made)
+    assert all((a == b).all() for a, b in zip(loaded.batches, saved.batches, strict=True))
+    assert (loaded.log_probs == saved.log_probs).all()
+    assert loaded.lower_bound() == saved.lower_bound()
+    scores = loaded.language.log_prob_given_length(loaded.strings)
+    np.testing.assert_allclose(scores, saved.log_probs, atol=1e-12)
+
+
+def test_files_are_plain(tmp_path):
+    found = Dataset(language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]]), np.array([[0, 2, 3, 1]])])
+    found.save(tmp_path / "d")
+    assert (tmp_path / "d.txt").read_text() == "( )\n[ ]\n( [ ] )\n"
+    about = json.loads((tmp_path / "d.json").read_text())
+    assert about["batch_sizes"] == [2, 1]
+    assert about["lengths"] == [2, 4]
+    assert about["num_valid_lengths"] == 2
+    assert about["symbols"] == ["(", ")", "[", "]"]
+    assert about["language"]["grammar"].startswith("S -> S T [1/2]")
+    assert about["log_probs_given_length"] == found.log_probs.tolist()
+    assert about["lower_bound"]["with_length_term"] == found.lower_bound()
+
+
+def test_damaged_files_are_refused_by_name_and_line(tmp_path):
+    found = Dataset(language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]])])
+    found.save(tmp_path / "d")
+    (tmp_path / "d.txt").write_text("( )\n")
+    with pytest.raises(ValueError, match=r"d\.txt: expected 2 lines, as d\.json says, got 1"):
+        Dataset.load(tmp_path / "d")
+    (tmp_path / "d.txt").write_text("( )\n( x\n")
+    with pytest.raises(ValueError, match=r"d\.txt, line 2: text: 'x'"):
+        Dataset.load(tmp_path / "d")
+    (tmp_path / "d.txt").write_text("( )\n( ( ) )\n")
+    with pytest.raises(ValueError, match=r"d\.txt, line 2: a string of another length"):
+        Dataset.load(tmp_path / "d")
+    (tmp_path / "d.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match=r"d\.json: expected a file of format"):
+        Dataset.load(tmp_path / "d")
+    (tmp_path / "d.json").write_text('{\n"format')
+    with pytest.raises(ValueError, match=r"d\.json, line 2: not JSON"):
+        Dataset.load(tmp_path / "d")
+    with pytest.raises(FileNotFoundError):
+        Dataset.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file(step, tmp_path, monkeypatch):
+    path = tmp_path / "file.txt"
+    write_atomically(path, "old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file.txt"]
+
+
+def test_errors():
+    generator = np.random.default_rng(0)
+    with pytest.raises(ValueError, match=r"dyck has no strings of lengths 5\.\.5"):
+        sample_batches(dyck(), (5, 5), 1, 1, generator)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        sample_batches(dyck(), (2, 6), 1, 0, generator)
+    with pytest.raises(TypeError, match="generator must be a numpy Generator"):
+        sample_every_length(dyck(), (2, 6), 1, 0)
+    empty = sample_batches(dyck(), (2, 6), 0, 1, generator)
+    assert len(empty) == 0
+    with pytest.raises(ValueError, match="empty data set"):
+        empty.lower_bound()

@@ -1,0 +1,58 @@
+"""What README and docs show is run here: Python blocks, and command lines except `make`, `pip` and `git`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOT_RUN = ("make", "pip", "git")  # they would install, or call the tests that call them
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python(page):
+    """The blocks of one page are one program, read from top to bottom, in a process of its own."""
+    if not (found := blocks(page, "python")):
+        pytest.skip("no Python here")
+    subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(found)], check=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands(page, tmp_path):
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    commands = [line.split("#")[0].split() for line in lines]
+    commands = [command for command in commands if command and command[0] not in NOT_RUN]
+    if not commands:
+        pytest.skip("no commands here")
+    for name, *arguments in commands:
+        # the command line that was installed beside this Python, whatever PATH says
+        program = (
+            [sys.executable, *arguments] if name == "python" else [str(Path(sys.executable).parent / name), *arguments]
+        )
+        subprocess.run(program, check=True, cwd=tmp_path, timeout=600)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "src/stackattn/ops/NOTATION.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page if not path else (page.parent / path).resolve()
+        assert linked.exists(), target
+        if anchor:
+            assert anchor in headings(linked), target
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
