@@ -10,7 +10,10 @@ import sys
 
 COMMANDS = {
     "demo": "the main job: see the stack at work",
+    "cfl": "train and evaluate models on context-free languages",
     "language": "formal languages: list, sample, score, show, write data sets",
+    "params": "count the parameters of the paper's models beside the paper's tables",
+    "reproduce": "the figures and tables of the paper",
 }
 
 

@@ -269,7 +269,7 @@ def _as_arrays(
         a = queue.pop()
         if a not in order:
             order.append(a)
-            for key in total.get(a, {}):
+            for key in sorted(total.get(a, {})):
                 if key >= num_terminals:
                     queue.extend(pairs[key - num_terminals])
     row = {a: i for i, a in enumerate(order)}

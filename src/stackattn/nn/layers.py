@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .attention import AttentionState, CrossAttention, SelfAttention
 from .stack import NondeterministicStackAttention, SuperpositionStackAttention
-from .state import State
+from .state import State, without_padding
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class TransformerLayer(nn.Module):
         return self.cross.function.read(memory, lengths)  # pyright: ignore
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, memory: AttentionState | None = None) -> Tensor:
-        x = self.attention(x, lengths)
+        x = self.attention(without_padding(x, lengths), lengths)
         if self.cross is not None:
             x = self.cross(x, memory)
         return self.feed_forward(x)
@@ -167,7 +167,7 @@ class TransformerLayer(nn.Module):
         return LayerState(self.attention.function.initial_state(batch_size), memory)  # pyright: ignore
 
     def extend(self, x: Tensor, state: LayerState, lengths: Tensor | None = None) -> tuple[Tensor, LayerState]:
-        x, attention = self.attention.extend(x, state.attention, lengths)
+        x, attention = self.attention.extend(without_padding(x, lengths), state.attention, lengths)
         if self.cross is not None:
             x = self.cross(x, state.memory)
         return self.feed_forward(x), LayerState(attention, state.memory)

@@ -17,6 +17,12 @@ PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": to
 class StackState(State):
     stack: SuperpositionState | NondeterministicState  # of batch size B * heads
     values: Tensor  # (B * heads, steps so far, m), for the nondeterministic stack after the bottom vector
+    heads: int = 1
+
+    def reorder(self, index: Tensor) -> StackState:
+        if self.heads > 1:  # all stacks of a sequence go together
+            index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
+        return super().reorder(index)
 
 
 class _StackAttention(nn.Module):
@@ -102,7 +108,9 @@ class SuperpositionStackAttention(_StackAttention):
     def initial_state(self, batch_size: int) -> StackState:
         weight = self.to_values.weight
         empty = SuperpositionState.empty(batch_size * self.heads, device=weight.device)
-        return StackState(empty, weight.new_zeros(batch_size * self.heads, 0, weight.shape[0] // self.heads))
+        return StackState(
+            empty, weight.new_zeros(batch_size * self.heads, 0, weight.shape[0] // self.heads), self.heads
+        )
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = without_padding(x, lengths)
@@ -110,7 +118,7 @@ class SuperpositionStackAttention(_StackAttention):
         assert isinstance(state.stack, SuperpositionState)
         weights, stack = state.stack.extend(actions, self._lengths(lengths))  # (B * heads, c, steps so far)
         values = torch.cat([state.values, self._values(x)], dim=1)
-        return self.to_output(self._join(weights @ values)), StackState(stack, values)
+        return self.to_output(self._join(weights @ values)), StackState(stack, values, self.heads)
 
 
 class NondeterministicStackAttention(_StackAttention):
@@ -166,14 +174,14 @@ class NondeterministicStackAttention(_StackAttention):
         empty = NondeterministicState.empty(
             batch_size * self.heads, self.num_states, self.num_symbols, device=self.bottom.device
         )
-        return StackState(empty, self._bottom(batch_size))
+        return StackState(empty, self._bottom(batch_size), self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = without_padding(x, lengths)
         assert isinstance(state.stack, NondeterministicState)
         weights, stack = state.stack.extend(*self._transitions(x), self._lengths(lengths))
         values = torch.cat([state.values, self._values(x)], dim=1)
-        return self.to_output(self._readings(weights, values)), StackState(stack, values)
+        return self.to_output(self._readings(weights, values)), StackState(stack, values, self.heads)
 
     def _transitions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log weights of push, replace and pop, (B * heads, T, Q, S, ...)."""

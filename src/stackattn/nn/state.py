@@ -21,27 +21,31 @@ Self = TypeVar("Self", bound="State")
 
 @dataclass(frozen=True)
 class State:
-    """A value made of tensors (batch first), of other states, and of tuples of them."""
+    """A value made of tensors (batch first), of other states, of tuples of them, and of numbers."""
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each tensor."""
-        return replace(self, **{field.name: _map(getattr(self, field.name), function) for field in fields(self)})
+        return self._each(function, "map", function)
 
     def reorder(self: Self, index: Tensor) -> Self:
         """The states of the sequences `index`, as a new batch: for beam search."""
-        return self.map(lambda x: x.index_select(0, index))
+        return self._each(lambda x: x.index_select(0, index), "reorder", index)
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
         return self.map(torch.Tensor.detach)
 
+    def _each(self: Self, on_tensors: Callable[[Tensor], Tensor], method: str, argument: Any) -> Self:
+        """With `on_tensors` applied to the tensors, and the method of that name called on the states inside."""
 
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple):
-        return tuple(_map(item, function) for item in value)
-    return value.map(function) if hasattr(value, "map") else value
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return on_tensors(value)
+            if isinstance(value, tuple):
+                return tuple(map(apply, value))
+            return getattr(value, method)(argument) if hasattr(value, method) else value
+
+        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import chart, checks, native, reference
 from .backends import choose
-from .registration import Operator
+from .registration import SECOND_DERIVATIVES, Operator
 
 
 def nondeterministic_weights(
@@ -109,6 +109,9 @@ def _(grad, log_push, log_replace, log_pop, lengths, backend):
 @_op.gradient
 def _(saved, backend, grad):
     return _op_backward(grad, *saved, backend)
+
+
+_op_backward.without_gradient(SECOND_DERIVATIVES)
 
 
 @_op.batched

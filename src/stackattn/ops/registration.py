@@ -13,6 +13,8 @@ import torch
 
 _library = torch.library.Library("stackattn", "DEF")
 
+SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass once more; backend='reference' can"
+
 
 class Operator:
     def __init__(self, name: str, signature: str):
@@ -41,6 +43,14 @@ class Operator:
             return *function(ctx.saved_tensors, ctx.backend, grad), None, None
 
         torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_library)
+
+    def without_gradient(self, message: str) -> None:
+        """Differentiating the operator raises an error that says so."""
+
+        def backward(ctx, *grads):
+            raise RuntimeError(message)
+
+        torch.library.register_autograd(self._name, backward, lib=_library)
 
     def batched(self, function: Callable) -> None:
         """`function(tensors, size, backend)`: the extra axis, of that size, is in the tensors' first one."""

@@ -221,6 +221,8 @@ class SuperpositionState(_State):
         checks.check_length_values(lengths, actions.shape[1])
         if self._backend != "cpp":
             checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
+        if actions.shape[1] == 0:
+            return actions.new_zeros(self.batch_size, 0, self.length), self
         T = self.length + actions.shape[1]
         call = _Call(self._layout, self.length, True, self._backend, None if lengths is None else lengths.long())
         buffer = self._room(T)
@@ -281,6 +283,8 @@ class NondeterministicState(_State):
         checks.check_length_values(lengths, log_push.shape[1])
         if self._backend != "cpp":
             self._check_numbers(inputs, lengths)
+        if log_push.shape[1] == 0:
+            return log_push.new_zeros(self.batch_size, 0, self.length + 1, *self._layout), self
         T = self.length + log_push.shape[1]
         call = _Call(self._layout, self.length, False, self._backend, None if lengths is None else lengths.long())
         assert self._history is not None
@@ -293,9 +297,8 @@ class NondeterministicState(_State):
         # Plain doubles cannot vouch for the weights of this state: from here on every row is computed from the start.
         if self._backend == "cpp":  # the kernel would count the steps from the start, too
             self._check_numbers(inputs, lengths)
-        weights = nondeterministic_weights(
-            *(torch.cat(x, dim=1) for x in zip(*history, strict=True)), backend=self._backend
-        )
+        steps = (torch.cat(x, dim=1) for x in zip(*history, strict=True))
+        weights = nondeterministic_weights(*steps, backend=self._backend)
         weights = weights[:, self.length :]
         if lengths is not None:
             weights = weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import chart, checks, native, reference
 from .backends import choose
-from .registration import Operator
+from .registration import SECOND_DERIVATIVES, Operator
 
 
 def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -89,6 +89,9 @@ def _(grad, actions, lengths, backend):
 @_op.gradient
 def _(saved, backend, grad):
     return (_op_backward(grad, *saved, backend),)
+
+
+_op_backward.without_gradient(SECOND_DERIVATIVES)
 
 
 @_op.batched

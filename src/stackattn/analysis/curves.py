@@ -1,0 +1,60 @@
+"""Curves of training runs: differences by epoch and by length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from ..training.run import Run
+
+LABELS = {
+    "lstm": "LSTM",
+    "lstm-sup": "LSTM+Sup",
+    "lstm-nd": "LSTM+Nd",
+    "tf": "Tf",
+    "tf-sup": "Tf+Sup",
+    "tf-nd": "Tf+Nd",
+}
+
+
+def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
+    """The paper's Figure 2 from the best run of each cell: validation by epoch on the left, test by length on the right."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    tasks = list(dict.fromkeys(row["task"] for row in figures))
+    figure, axes = plt.subplots(
+        len(tasks), 2, figsize=(7.5, 2.1 * len(tasks) + 0.7), squeeze=False, layout="constrained"
+    )
+    styles = {model: (f"C{i}", ("-", "--")[i < 3]) for i, model in enumerate(LABELS)}
+    handles = {}
+    for (left, right), task in zip(axes, tasks, strict=True):
+        for row in (row for row in figures if row["task"] == task):
+            colour, line = styles[row["model"]]
+            label = f"{LABELS[row['model']]} ({row['restarts']})"
+            metrics = Run(row["run"]).metrics()
+            epochs, differences = zip(*((m["epoch"], m["cross_entropy_difference"]) for m in metrics), strict=True)
+            (handle,) = left.plot(epochs, differences, line, color=colour, linewidth=1.2, label=label)
+            handles.setdefault(LABELS[row["model"]], handle)
+            test = json.loads((Path(row["run"]) / "test.json").read_text())["lengths"]
+            lengths = [r["length"] for r in test]
+            right.plot(lengths, [r["difference"] for r in test], line, color=colour, linewidth=1.2)
+        left.set_ylabel(task, fontsize=9)
+        right.axvline(80, color="0.4", linestyle=":", linewidth=1)
+        left.legend(fontsize=6, title="(restarts)", title_fontsize=6)
+        for axis in (left, right):
+            axis.set_ylim(bottom=0)
+            axis.tick_params(labelsize=7)
+    axes[0][0].set_title("validation: nats above the true distribution", fontsize=9)
+    axes[0][1].set_title("test, by length", fontsize=9)
+    axes[-1][0].set_xlabel("epoch", fontsize=9)
+    axes[-1][1].set_xlabel("length", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for file in made:
+        figure.savefig(file, dpi=160)
+    plt.close(figure)
+    return made

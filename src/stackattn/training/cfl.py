@@ -1,0 +1,203 @@
+"""Context-free languages as a training task: strings of one length to a batch, scored beside the true distribution."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..languages import PCFG, Dataset, Language, evaluation_set, language, training_sets
+from ..models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
+from ..models.saving import load, save
+from .config import from_values, to_values
+from .loop import TrainingConfig, Watcher, train
+from .run import Run
+
+
+@dataclass(frozen=True)
+class TransformerOptions:
+    """A transformer: the sizes that do not follow from the language."""
+
+    kind: str = "transformer"
+    layers: str = "5"
+    d_model: int = 32
+    heads: int = 4
+    hidden_size: int | None = None
+    """Of the feed-forward networks; twice d_model if not given."""
+    dropout: float = 0.1
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class LSTMOptions:
+    kind: str = "lstm"
+    hidden_size: int = 100
+    stack: str | None = None
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class LanguageOptions:
+    name: str
+    """One of the ready languages, or the path of a grammar file."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Of a ready language, such as `variant: published`."""
+    lengths: tuple[int, int] = (40, 80)
+    train_batches: int = 1000
+    validation_batches: int = 100
+    batch_size: int = 10
+    seed: int = 0
+
+    def make(self) -> Language:
+        if Path(self.name).suffix:
+            return PCFG.from_file(self.name)
+        return language(self.name, **self.parameters)
+
+
+@dataclass(frozen=True)
+class CFLConfig:
+    """A model, a language and how to train the one on the other."""
+
+    language: LanguageOptions
+    model: TransformerOptions | LSTMOptions = field(default_factory=TransformerOptions)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def build_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
+    """Token ids: the symbols, then BOS in inputs and EOS in outputs, both with the same number."""
+    torch.manual_seed(config.training.init_seed)
+    size, options = alphabet_size + 1, config.model
+    if isinstance(options, LSTMOptions):
+        return LSTMLM(LSTMConfig(size, size, options.hidden_size, options.stack, published=options.published))
+    hidden_size = 2 * options.d_model if options.hidden_size is None else options.hidden_size
+    sizes = options.layers, options.d_model, options.heads, hidden_size, options.dropout
+    return TransformerLM(TransformerLMConfig(size, size, *sizes, published=options.published))
+
+
+class CFLTask:
+    def __init__(self, config: CFLConfig):
+        self.options = config.language
+        self.published = config.training.published
+        self.language = config.language.make()
+        sizes = (
+            self.options.lengths,
+            self.options.train_batches,
+            self.options.validation_batches,
+            self.options.batch_size,
+        )
+        self.training, self.validation = training_sets(self.language, self.options.seed, *sizes)
+        self._batches = [torch.from_numpy(batch) for batch in self.training.batches]
+        self._validation = by_length(self.validation)
+        self.lower_bound = self.validation.lower_bound()
+
+    def epoch(self, generator: torch.Generator) -> Sequence[Tensor]:
+        order = torch.randperm(len(self._batches), generator=generator).tolist()
+        return [self._batches[i] for i in order]
+
+    def size(self, batch: Tensor) -> int:
+        return len(batch)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Summed over the symbols of a string, averaged over strings."""
+        return negative_log_likelihood(model, batch, self._end).sum() / len(batch)
+
+    @property
+    def _end(self) -> int:
+        return len(self.language.symbols)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        total = sum(negative_log_likelihood(model, x, self._end).sum().item() for x in self._validation.values())
+        symbols = sum(x.numel() + len(x) for x in self._validation.values())
+        found = total / symbols
+        return {
+            "score": math.exp(found) if self.published else found,
+            "cross_entropy": found,
+            "cross_entropy_difference": found - self.lower_bound,
+        }
+
+
+def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tensor:
+    """(B, n) -> (B, n + 1): nats of each symbol and of the end, given what is before it."""
+    edge = strings.new_full((len(strings), 1), end)
+    logits = model(torch.cat([edge, strings], dim=1))  # (B, n + 1, symbols and EOS)
+    targets = torch.cat([strings, edge], dim=1)
+    return cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+def by_length(data: Dataset) -> dict[int, Tensor]:
+    """All strings of each length as one tensor: larger batches are faster."""
+    groups: dict[int, list[np.ndarray]] = defaultdict(list)
+    for batch in data.batches:
+        groups[batch.shape[1]].append(batch)
+    return {length: torch.from_numpy(np.concatenate(groups[length])) for length in sorted(groups)}
+
+
+def evaluate_by_length(
+    model: nn.Module,
+    options: LanguageOptions,
+    lengths: tuple[int, int] = (40, 100),
+    per_length: int = 100,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The cross-entropy difference on test strings of each length.
+
+    `difference` is the published convention: the bound of each length takes the length as given, while the model has to
+    pay for it, so that a perfect model of the training distribution does not reach 0. `difference_from_floor`, for
+    lengths seen in training, takes off what such a model pays: ln(number of training lengths) / (length + 1).
+    """
+    model.eval()
+    made = options.make()
+    test = evaluation_set(made, seed, lengths, per_length)
+    bounds = test.lower_bounds_by_length()
+    trained = len(made.valid_lengths(*options.lengths))
+    rows = []
+    with torch.no_grad():
+        for length, strings in by_length(test).items():
+            found = negative_log_likelihood(model, strings, len(made.symbols)).mean().item()
+            difference = found - bounds[length]
+            seen = options.lengths[0] <= length <= options.lengths[1]
+            floor = math.log(trained) / (length + 1)
+            rows.append(
+                {
+                    "length": length,
+                    "cross_entropy": found,
+                    "lower_bound": bounds[length],
+                    "difference": difference,
+                    "difference_from_floor": difference - floor if seen else None,
+                }
+            )
+    return {"seed": seed, "per_length": per_length, "lengths": rows}
+
+
+def run_experiment(
+    config: CFLConfig,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    minutes: float | None = None,
+) -> dict[str, Any]:
+    """Train what `config` says, in a run folder; returns the result."""
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    run = Run(folder)
+    state = run.start(to_values(config), resume)
+    task = CFLTask(config)
+    model = build_model(config, len(task.language.symbols))
+    best = run.folder / "best"
+    return train(model, task, config.training, run, lambda m: save(m, best), state, watcher, deadline)
+
+
+def evaluate_run(folder: str | Path, lengths: tuple[int, int], per_length: int, seed: int) -> dict[str, Any]:
+    """`evaluate_by_length` of the best model of a run."""
+    run = Run(folder)
+    config = from_values(CFLConfig, run.config(), source=str(run.folder / "config.json"))
+    return evaluate_by_length(load(run.folder / "best"), config.language, lengths, per_length, seed)

@@ -1,0 +1,149 @@
+"""Configurations: dataclasses read from YAML, with overrides, and errors that say where and what was meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be read; the message has the file, the line and the key."""
+
+
+def load_config(cls: type[T], path: str | Path, overrides: list[str] | None = None) -> T:
+    """A `cls` from a YAML file, changed by overrides such as `model.layers=5` or `learning_rate=0.01`."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        values, lines = yaml.safe_load(text), _lines(yaml.compose(text, Loader=yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: not YAML: {getattr(error, 'problem', error)}") from None
+    return from_values(cls, {} if values is None else values, overrides, str(path), lines)
+
+
+def from_values(
+    cls: type[T],
+    values: Any,
+    overrides: list[str] | None = None,
+    source: str = "configuration",
+    lines: dict[str, int] | None = None,
+) -> T:
+    """A `cls` from nested dictionaries, as `json.load` or `yaml.safe_load` give them."""
+    for override in overrides or []:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ConfigError(f"override: expected KEY=VALUE, got {override!r}")
+        *parents, last = key.split(".")
+        target = values
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"override {override!r}: {parent!r} has no keys")
+        target[last] = yaml.safe_load(value)
+        (lines or {}).pop(key, None)
+    return _build(cls, values, "", source, lines or {})
+
+
+def to_values(config: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def _build(cls: Any, values: Any, prefix: str, source: str, lines: dict[str, int]) -> Any:
+    def fail(key: str, message: str) -> typing.NoReturn:
+        where = f"{source}, line {lines[key]}" if key in lines else source
+        raise ConfigError(f"{where}: {message}")
+
+    if not isinstance(values, dict):
+        fail(prefix.rstrip("."), f"{prefix.rstrip('.') or cls.__name__}: expected keys and values, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, 1, 0.5)
+            meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(fields)}"
+            fail(f"{prefix}{key}", f"unknown key {prefix + str(key)!r}; {meant}")
+    made = {}
+    for name, field in fields.items():
+        key = f"{prefix}{name}"
+        if name in values:
+            made[name] = _convert(hints[name], values[name], key, source, lines, fail)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            fail(prefix.rstrip("."), f"missing key {key!r}")
+    try:
+        return cls(**made)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        fail(prefix.rstrip("."), str(error))
+
+
+def _convert(hint: Any, value: Any, key: str, source: str, lines: dict[str, int], fail: Any) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, f"{key}.", source, lines)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        others = [a for a in arguments if a is not type(None)]
+        if isinstance(value, dict) and any(map(dataclasses.is_dataclass, others)):
+            return _choose(others, value, key, source, lines, fail)
+        for argument in others:
+            try:
+                return _convert(argument, value, key, source, lines, _raise)
+            except ConfigError:
+                continue
+        fail(key, f"{key}: expected {_name(hint)}, got {value!r}")
+    if origin is tuple and isinstance(value, list | tuple) and len(value) == len(arguments):
+        return tuple(_convert(a, v, key, source, lines, fail) for a, v in zip(arguments, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return value
+    if origin is list and isinstance(value, list):
+        return [_convert(arguments[0], v, key, source, lines, fail) for v in value]
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str):  # YAML reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    fail(key, f"{key}: expected {_name(hint)}, got {value!r}")
+
+
+def _choose(classes: list[Any], value: dict, key: str, source: str, lines: dict[str, int], fail: Any) -> Any:
+    """Which of several dataclasses is meant: the one whose `kind` the values name."""
+    kinds = {c.kind: c for c in classes}
+    kind = value.get("kind", classes[0].kind)
+    if kind not in kinds:
+        fail(f"{key}.kind", f"{key}.kind: expected one of {', '.join(kinds)}, got {kind!r}")
+    return _build(kinds[kind], value, f"{key}.", source, lines)
+
+
+def _raise(key: str, message: str) -> typing.NoReturn:
+    raise ConfigError(message)
+
+
+def _name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def _lines(node: yaml.Node | None, prefix: str = "") -> dict[str, int]:
+    """The line of every key."""
+    found: dict[str, int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            found[name] = key.start_mark.line + 1
+            found.update(_lines(value, f"{name}."))
+    return found
