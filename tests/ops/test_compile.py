@@ -9,8 +9,6 @@ from oracles import with_gradients
 from stacks import FAST, STACKS, Superposition, assert_close, operator, seeded
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from stackattn.ops import nondeterministic, superposition
-
 both = pytest.mark.parametrize("backend", FAST)
 all_stacks = pytest.mark.parametrize("stack", STACKS)
 
@@ -20,11 +18,12 @@ all_stacks = pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("lengths", [None, torch.tensor([5, 3])], ids=["full", "lengths"])
 @pytest.mark.slow
 def test_opcheck(stack, lengths, backend):
-    module = superposition if isinstance(stack, Superposition) else nondeterministic
+    name = "superposition_weights" if isinstance(stack, Superposition) else "nondeterministic_weights"
+    forward, backward = (getattr(torch.ops.stackattn, x).default for x in (name, f"{name}_backward"))
     inputs = stack.inputs(2, 5)
     upstream = torch.randn(operator(stack, backend)(*inputs).shape, generator=seeded(), dtype=torch.float64)
-    torch.library.opcheck(module._backward, (upstream, *inputs, lengths, backend))
-    torch.library.opcheck(module._weights, (*(x.requires_grad_() for x in inputs), lengths, backend))
+    torch.library.opcheck(backward, (upstream, *inputs, lengths, backend))
+    torch.library.opcheck(forward, (*(x.requires_grad_() for x in inputs), lengths, backend))
 
 
 @both

@@ -66,3 +66,23 @@ except RuntimeError as error:
     assert warning == "1 RuntimeWarning <string>"
     assert "backend 'cpp' cannot run" in error
     assert "got abacus" in error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_too_little_memory_is_an_error():
+    """Not the end of the process; and afterwards the kernel works as before."""
+    program = """
+import resource, torch, stackattn
+actions = torch.full((2, 6000, 3), 1 / 3)
+before = stackattn.superposition_weights(actions[:, :8])
+weights = torch.empty(2, 6000, 6000)  # these fit, but not the chart beside them
+del weights
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 420 * 2**20,) * 2)
+try:
+    stackattn.superposition_weights(actions)
+except MemoryError:
+    print("MemoryError", torch.equal(before, stackattn.superposition_weights(actions[:, :8])))
+"""
+    assert python("-c", program).stdout == "MemoryError True\n"

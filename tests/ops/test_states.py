@@ -338,7 +338,7 @@ def test_second_derivatives_are_refused(stack, backend):
     inputs = [x.requires_grad_() for x in stack.inputs(1, 3)]
     rows, _ = stack.state(1, backend).extend(*inputs)
     gradient, *_ = torch.autograd.grad(rows.square().sum(), inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"differentiate|backward"):
+    with pytest.raises(RuntimeError, match="differentiate"):
         gradient.sum().backward()
 
 

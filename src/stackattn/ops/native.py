@@ -15,7 +15,6 @@ def _wide(x: Tensor) -> Tensor:
 
 
 _TRANSITIONS = ("log_push", "log_replace", "log_pop")
-_NO_MEMORY = 4
 
 
 def _call(
@@ -37,17 +36,17 @@ def _kernel_call(
     assert _kernel is not None
     if lengths is not None:
         lengths = lengths.contiguous()
-    argument, sequence, step, vouched = getattr(_kernel, name)(
-        sizes,
-        0 if lengths is None else lengths.data_ptr(),
-        torch.get_num_threads(),
-        dtype == torch.float64,
-        *rest,
-    )
-    if argument == _NO_MEMORY:
-        raise MemoryError(
-            f"the charts of {sizes[1]} steps, {sizes[2]} states and {sizes[3]} symbols do not fit into memory"
+    try:
+        argument, sequence, step, vouched = getattr(_kernel, name)(
+            sizes,
+            0 if lengths is None else lengths.data_ptr(),
+            torch.get_num_threads(),
+            dtype == torch.float64,
+            *rest,
         )
+    except MemoryError:
+        _, T, Q, S = sizes
+        raise MemoryError(f"not enough memory for the charts of {T} steps, {Q} states and {S} symbols") from None
     if argument:
         raise checks.bad_number(arguments[argument - 1], sequence, step, minus_infinity=arguments == _TRANSITIONS)
     return vouched

@@ -71,6 +71,8 @@ class _Extend(torch.autograd.Function):
     def backward(ctx: Any, grad_weights: Tensor | None, grad_state: Tensor | None, _: Any):  # pyright: ignore
         state, *inputs = ctx.saved_tensors
         call = ctx.call
+        if inputs[0].shape[1] == 0:  # nothing was added
+            return grad_state, None, None, *(torch.zeros_like(x) for x in inputs)
         if call.backend == "cpp":
             grad_before, grads = native.retract(state, call, inputs, grad_weights, grad_state)
         else:

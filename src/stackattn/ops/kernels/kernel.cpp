@@ -36,18 +36,23 @@ template <class Body>
 Report for_each_sequence(const Problem& problem, Body body) {
   std::vector<Report> found(problem.batch);
   const int threads = int(std::max<int64_t>(1, std::min<int64_t>(problem.threads, problem.batch)));
+  bool exhausted = false;  // an exception must not leave the parallel region
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     FlushDenormals flush;
     static thread_local Workspace work;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t s = 0; s < problem.batch; ++s) try {
+    for (int64_t s = 0; s < problem.batch; ++s) {
+      try {
         found[s] = body(work, s, problem.lengths ? problem.lengths[s] : problem.steps);
-      } catch (const std::bad_alloc&) {  // must not leave the parallel region
-        found[s].argument = Report::kNoMemory;
+      } catch (const std::bad_alloc&) {
+#pragma omp atomic write
+        exhausted = true;
       }
+    }
     work.keep_at_most(size_t(16) << 20);
   }
+  if (exhausted) throw std::bad_alloc();
   Report all;
   for (int64_t s = problem.batch - 1; s >= 0; --s) {
     const bool vouched = all.vouched && found[s].vouched;

@@ -13,8 +13,7 @@ struct Problem {
 
 // What a call found out about its input.
 struct Report {
-  static constexpr int kNoMemory = 4;
-  int argument = 0;  // 1, 2, 3: there is nan or +inf in push, replace or pop; kNoMemory; 0: all is well
+  int argument = 0;  // 1, 2, 3: there is nan or +inf in push, replace or pop; 0: all is well
   int64_t sequence = 0, step = 0;
   bool vouched = true;  // false: plain doubles cannot vouch for the state's weights, see docs/maths.md
 };
