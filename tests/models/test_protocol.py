@@ -5,7 +5,7 @@ import torch
 from subjects import NAMES, make
 
 B, T = 3, 6
-close = dict(atol=1e-10, rtol=1e-8)
+close = {"atol": 1e-10, "rtol": 1e-8}
 
 # How many steps each of the three sequences takes in each chunk; a chunk is as long as its longest share.
 PLANS = {
@@ -133,9 +133,7 @@ def test_states_reorder(name, ragged):
     expected, fresh = chosen.extend(x[index, 3:5], fresh)
     torch.testing.assert_close(found, expected, **close)
     later = subject.extend(x[:2, 5:], state.reorder(torch.tensor([4, 1])))[0]
-    torch.testing.assert_close(
-        later, subject.extend(x[:2, 5:], fresh.reorder(torch.tensor([4, 1])))[0], **close
-    )
+    torch.testing.assert_close(later, subject.extend(x[:2, 5:], fresh.reorder(torch.tensor([4, 1])))[0], **close)
     if subject.source is None:
         none = subject.extend(x[:0, 5:], state.reorder(index[:0]))[0]
         assert none.shape == later[:0].shape
