@@ -188,6 +188,7 @@ def test_the_vectors_are_as_large_as_the_model_unless_told():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.usefixtures("without_onednn")
 def test_dtypes(kind, dtype):
     layer, x = LAYERS[kind](heads=2), inputs()
     expected = layer(x)
