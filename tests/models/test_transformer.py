@@ -5,7 +5,7 @@ from math import sqrt
 
 import pytest
 import torch
-from subjects import D, TOKENS, lm, seq2seq
+from subjects import TOKENS, D, lm, seq2seq
 from torch import nn
 from torch.nn.functional import linear
 
