@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from . import steps
+from . import models, steps
 from .steps import Shape, Step
 from .targets import RATE
 
 OPERATOR_TESTS = ("tests/ops",)
+MODEL_TESTS = ("tests/nn", "tests/models")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,32 @@ CASES = {
         "BTm",
         (Shape(T=1000, m=64),),
         {"cpp": Contender(partial(steps.superposition_training, backend="cpp"))},
+    ),
+    "models": Case(
+        "A training step of the paper's models for the hardest context-free language, on strings of T symbols.",
+        "BT",
+        (Shape(T=60),),
+        {
+            "Tf": Contender(partial(models.training, architecture="Tf")),
+            "Tf+Sup": Contender(partial(models.training, architecture="Tf+Sup")),
+            "Tf+Nd": Contender(partial(models.training, architecture="Tf+Nd")),
+            "nn.TransformerEncoder": Contender(models.transformer_encoder),
+            "loop over nn.LSTMCell": Contender(models.loop_over_cells),
+            "LSTM": Contender(partial(models.training, architecture="LSTM")),
+            "LSTM+Sup": Contender(partial(models.training, architecture="LSTM+Sup")),
+            "LSTM+Nd": Contender(partial(models.training, architecture="LSTM+Nd")),
+        },
+        tests=MODEL_TESTS,
+    ),
+    "decoding": Case(
+        "The next token after T tokens, from the models' states.",
+        "BT",
+        (Shape(T=100),),
+        {
+            name: Contender(partial(models.decoding, architecture=name))
+            for name in ("Tf", "Tf+Sup", "Tf+Nd", "LSTM", "LSTM+Sup", "LSTM+Nd")
+        },
+        tests=MODEL_TESTS,
     ),
 }
 

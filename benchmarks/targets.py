@@ -103,6 +103,17 @@ TARGETS = (
         " GB",
     ),
     Target("step by step, T=60, over the full pass", _ratio("steps", "step by step", "full pass"), 5),
+    Target("training step, Tf+Nd over Tf", _ratio("models", "Tf+Nd", "Tf"), 1.5),
+    Target("training step, Tf+Sup over Tf", _ratio("models", "Tf+Sup", "Tf"), 1.2),
+    Target("training step, Tf over nn.TransformerEncoder", _ratio("models", "Tf", "nn.TransformerEncoder"), 1),
+    Target(
+        "training step, LSTM+Sup over a loop over nn.LSTMCell",
+        _ratio("models", "LSTM+Sup", "loop over nn.LSTMCell"),
+        2.5,
+    ),
+    Target("training step, LSTM+Nd over LSTM+Sup", _ratio("models", "LSTM+Nd", "LSTM+Sup"), 3),
+    Target("decoding after 100 tokens, Tf+Nd over Tf", _ratio("decoding", "Tf+Nd", "Tf", T=100), 2),
+    Target("decoding after 100 tokens, Tf+Sup over Tf", _ratio("decoding", "Tf+Sup", "Tf", T=100), 2),
     Target("best runs, T=100: well under a second", _time("runs", "best_runs", T=100), 500, " ms"),
     Target("sampled runs, T=100: well under a second", _time("runs", "sample_runs", T=100), 500, " ms"),
 )

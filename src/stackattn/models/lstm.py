@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,10 +36,9 @@ class LSTMState(State):
     hidden: Tensor  # (B, hidden_size)
     cell: Tensor  # (B, hidden_size)
     stack: Any  # the stack before the action that `hidden` chooses; None without a stack
-    started: bool  # whether BOS has come
-    acts: (
-        bool | Tensor
-    )  # whether `hidden` chooses an action, as it does once a token was read; (B,) if not all are alike
+    # Of all sequences, or (B,) where they may differ:
+    started: bool | Tensor  # whether BOS has come
+    acts: bool | Tensor  # whether `hidden` chooses an action, as it does once a token was read
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,10 @@ class _NondeterministicStack(_StackMaps):
         inputs = push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
         weights, stack = state.stack.extend(*inputs, lengths)  # (B, 1, i, Q, S)
         values = torch.cat([state.values, self.to_value(hidden).sigmoid()[:, None]], dim=1)
-        reading = weights[:, 0].flatten(2).mT @ values  # (B, Q * S, m)
-        return RunStack(stack, values, reading.flatten(1))
+        reading = (weights[:, 0].flatten(2).mT @ values).flatten(1)  # (B, Q * S * m)
+        if taken is not None:
+            reading = reading.where(taken[:, None], state.reading)
+        return RunStack(stack, values, reading)
 
 
 class LSTMLM(nn.Module):
@@ -143,7 +144,8 @@ class LSTMLM(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, output_size). Beyond `lengths` nothing is read, and what comes out there means nothing."""
-        return self.extend(tokens, self.initial_state(tokens.shape[0]), lengths)[0]
+        # No state is wanted at the end, so padding may be read: what it changes comes later than every real step.
+        return self.extend(without_padding(tokens, lengths), self.initial_state(tokens.shape[0]))[0]
 
     def initial_state(self, batch_size: int) -> LSTMState:
         zeros = self.bias.new_zeros(batch_size, self.config.hidden_size)
@@ -152,48 +154,51 @@ class LSTMLM(nn.Module):
         )
 
     def extend(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None = None) -> tuple[Tensor, LSTMState]:
-        if tokens.shape[1] == 0:
+        B, c = tokens.shape
+        if c == 0:
             return self.output(state.hidden[:, None][:, :0]), state
-        first = [] if state.started else [state.hidden]  # the prediction at BOS
-        tokens = without_padding(tokens, lengths)[:, len(first) :]
-        if lengths is not None:
-            lengths = lengths - len(first)
+        tokens = without_padding(tokens, lengths)
+        # (B, c): the steps that read a token, which BOS is not; None if all do
+        taken = None if lengths is None else inside(lengths, c)
+        rows = []
+        if state.started is False:
+            tokens, taken = tokens[:, 1:], None if taken is None else taken[:, 1:]
+            rows = [state.hidden[:, None]]  # what predicts the first token
+        elif isinstance(state.started, Tensor):
+            reads = torch.cat([state.started[:, None], state.started.new_ones(B, c - 1)], dim=1)
+            taken = reads if taken is None else reads & taken
+        started = lengths is None or state.started is True or (lengths > 0) | state.started
+        if tokens.shape[1] == 0:
+            return self.output(rows[0]), replace(state, started=started)
         run = self._run if self.stack is None else self._run_with_stack
-        hidden, state = run(tokens, state, lengths)
-        hidden = torch.cat([x[:, None] for x in first] + [hidden], dim=1)
-        return self.output(hidden), state
+        hidden, state = run(self._one_hot(tokens), replace(state, started=started), taken)
+        return self.output(torch.cat([*rows, hidden], dim=1)), state
 
     def _one_hot(self, tokens: Tensor) -> Tensor:
-        return one_hot(tokens.clamp(max=self.config.input_size - 2), self.config.input_size - 1).to(self.bias.dtype)
+        """BOS has no place there: all zeros."""
+        return one_hot(tokens, self.config.input_size)[..., :-1].to(self.bias.dtype)
 
-    def _run(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
-        before = state.hidden, state.cell
-        if tokens.shape[1] == 0:
-            return state.hidden[:, None][:, :0], LSTMState(*before, None, True, state.acts)
+    def _run(self, x: Tensor, state: LSTMState, taken: Tensor | None) -> tuple[Tensor, LSTMState]:
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
-        if lengths is None:
-            start = [x[None] for x in before]
-            hidden, h, c = torch.lstm(self._one_hot(tokens), start, weights, True, 1, 0.0, self.training, False, True)
-            return hidden, LSTMState(h[0], c[0], None, True, True)
+        h, c = state.hidden, state.cell
+        if taken is None:
+            hidden, h, c = torch.lstm(x, [h[None], c[None]], weights, True, 1, 0.0, self.training, False, True)
+            return hidden, replace(state, hidden=h[0], cell=c[0])
         # The cell is wanted where each sequence ends, and the fused loop gives only the last one.
-        x = self._one_hot(tokens)
-        taken = inside(lengths, tokens.shape[1])
-        rows, (h, c) = [], before
-        for t in range(tokens.shape[1]):
+        rows = []
+        for t in range(x.shape[1]):
             new = torch.lstm_cell(x[:, t], (h, c), *weights)
             h, c = (a.where(taken[:, t, None], b) for a, b in zip(new, (h, c), strict=True))
             rows.append(h)
-        return torch.stack(rows, dim=1), LSTMState(h, c, None, True, True)
+        return torch.stack(rows, dim=1), replace(state, hidden=h, cell=c)
 
-    def _run_with_stack(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
+    def _run_with_stack(self, x: Tensor, state: LSTMState, taken: Tensor | None) -> tuple[Tensor, LSTMState]:
         assert self.stack is not None
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
-        x = self._one_hot(tokens)
-        taken = None if lengths is None else inside(lengths, tokens.shape[1])
         h, c, stack = state.hidden, state.cell, state.stack  # the stack's kind goes with self.stack
         acts = state.acts
         rows = []
-        for t in range(tokens.shape[1]):
+        for t in range(x.shape[1]):
             takes = None if taken is None else taken[:, t]
             if acts is not False:
                 acting = takes if acts is True else acts if takes is None else acts & takes
@@ -205,8 +210,7 @@ class LSTMLM(nn.Module):
                 h, c = (a.where(takes[:, None], b) for a, b in zip(new, (h, c), strict=True))
                 acts = takes | acts
             rows.append(h)
-        hidden = torch.stack(rows, dim=1) if rows else h[:, None][:, :0]
-        return hidden, LSTMState(h, c, stack, True, acts)
+        return torch.stack(rows, dim=1), LSTMState(h, c, stack, state.started, acts)
 
 
 def _make_stack(config: LSTMConfig) -> _SuperpositionStack | _NondeterministicStack | None:

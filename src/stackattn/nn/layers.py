@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,29 +54,28 @@ def _heads(heads: int) -> str:
     return "" if heads == 1 else f"x{heads}"
 
 
+_N = "([1-9][0-9]*)"
+_PART = re.compile(rf"{_N}|(?:superposition-{_N}|nondeterministic-{_N}-{_N}-{_N})(?:x{_N})?")
+
+
 def parse_layers(text: str) -> list[LayerSpec]:
     """`"2.nondeterministic-3-3-5.2"`: parts joined by dots. A number is so many layers of softmax attention;
     `superposition-M` and `nondeterministic-Q-S-M` are stack layers, with `xH` behind for H heads."""
     layers: list[LayerSpec] = []
     for part in text.split("."):
-        body, _, heads = part.partition("x")
-        name, *sizes = body.split("-")
-        kinds = {"superposition": (Superposition, 1), "nondeterministic": (Nondeterministic, 3)}
-        try:
-            numbers = [int(size) for size in sizes]
-            number_of_heads = int(heads) if heads else 1
-            if name in kinds and len(numbers) == kinds[name][1] and min([*numbers, number_of_heads]) > 0:
-                layers.append(kinds[name][0](*numbers, number_of_heads))
-                continue
-            if not sizes and not heads and int(name) > 0:
-                layers += [Sdpa()] * int(name)
-                continue
-        except ValueError:
-            pass
-        raise ValueError(
-            f"layers: expected parts like '2', 'superposition-32' or 'nondeterministic-3-3-5' joined by dots, "
-            f"got {part!r} in {text!r}"
-        )
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise ValueError(
+                f"layers: expected parts like '2', 'superposition-32' or 'nondeterministic-3-3-5' joined by dots, "
+                f"got {part!r} in {text!r}"
+            )
+        count, m, *sizes, heads = (None if x is None else int(x) for x in found.groups())
+        if count is not None:
+            layers += [Sdpa()] * count
+        elif m is not None:
+            layers.append(Superposition(m, heads or 1))
+        else:
+            layers.append(Nondeterministic(*sizes, heads or 1))  # pyright: ignore
     return layers
 
 

@@ -1,0 +1,180 @@
+"""Full pass = step by step = chunks, for everything that has a state; states are values."""
+
+import pytest
+import torch
+from subjects import NAMES, make
+
+B, T = 3, 6
+close = {"atol": 1e-10, "rtol": 1e-8}
+
+# How many steps each of the three sequences takes in each chunk; a chunk is as long as its longest share.
+PLANS = {
+    "step by step": [[1, 1, 1]] * T,
+    "one chunk": [[T, T, T]],
+    "chunks": [[2, 2, 2], [3, 3, 3], [1, 1, 1]],
+    "an empty chunk": [[0, 0, 0], [4, 4, 4], [0, 0, 0], [2, 2, 2]],
+    "ragged at the end": [[2, 2, 2], [4, 1, 0]],
+    "ragged in steps": [[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]],
+    "ragged throughout": [[3, 1, 0], [0, 2, 2], [2, 0, 1], [1, 3, 1]],
+    "one at a time": [[0, 0, 4], [0, 5, 0], [1, 0, 0], [2, 0, 1]],
+}
+
+
+def run(subject, x, plan):
+    """The outputs of each sequence, one tensor each, when it takes the plan's steps."""
+    state, at = subject.initial_state(len(x)), torch.zeros(len(x), dtype=torch.long)
+    found = [[] for _ in x]
+    for shares in plan:
+        lengths, c = torch.tensor(shares), max(shares)
+        index = (at[:, None] + torch.arange(c)).clamp(max=x.shape[1] - 1)
+        chunk = subject.spoil(x[torch.arange(len(x))[:, None], index], lengths)
+        y, state = subject.extend(chunk, state, None if (lengths == c).all() else lengths)
+        assert y.shape[:2] == chunk.shape[:2]
+        for b, share in enumerate(shares):
+            found[b].append(y[b, :share])
+        at += lengths
+    return [torch.cat(rows) for rows in found]
+
+
+def gradients(subject, x, outputs):
+    """Of a loss that gives every number of the outputs another weight."""
+    generator = torch.Generator().manual_seed(1)
+    loss = sum((y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum() for y in outputs)
+    inputs = list(subject.module.parameters()) + [x] * x.requires_grad
+    return torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", NAMES)
+def test_full_pass_is_any_split(name, plan):
+    subject = make(name).rows(B)
+    lengths = torch.tensor(PLANS[plan]).sum(0)
+    x = subject.inputs(B, int(lengths.max())).requires_grad_(subject.is_layer)
+    garbage = subject.spoil(x, lengths)
+    whole = [subject.full(x[b : b + 1, :n]) if subject.source is None else None for b, n in enumerate(lengths)]
+    full = subject.full(garbage, lengths)
+    full = [full[b, :n] for b, n in enumerate(lengths)]
+    split = run(subject, x, PLANS[plan])
+    for alone, one, other in zip(whole, full, split, strict=True):
+        if alone is not None:
+            torch.testing.assert_close(one, alone[0], **close)
+        torch.testing.assert_close(other, one, **close)
+    expected, found = gradients(subject, x, full), gradients(subject, x, split)
+    assert all(grad.isfinite().all() for grad in expected)
+    assert sum(grad.abs().sum() > 0 for grad in expected) > len(expected) / 2
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, **close)
+    if subject.is_layer:
+        beyond = torch.arange(x.shape[1]) >= lengths[:, None]
+        assert (expected[-1][beyond] == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lengths_of_the_whole_batch_are_no_lengths(name):
+    subject = make(name).rows(B)
+    x = subject.inputs(B, T)
+    torch.testing.assert_close(subject.full(x, torch.full((B,), T)), subject.full(x), **close)
+
+
+@pytest.mark.parametrize("T", [0, 1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_short_sequences_and_no_sequences(name, T):
+    subject = make(name).rows(B)
+    x = subject.inputs(B, T)
+    y, state = subject.extend(x, subject.initial_state(B))
+    torch.testing.assert_close(subject.full(x), y, **close)
+    assert y.shape[:2] == (B, T)
+    if subject.source is None:
+        assert subject.full(x[:0]).shape == y[:0].shape
+        assert subject.full(x[:0], torch.zeros(0, dtype=torch.long)).shape == y[:0].shape
+    assert subject.extend(x[:, :0], state)[0].shape[:2] == (B, 0)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_states_branch(name, ragged):
+    """Two continuations of one state know nothing of each other, whichever comes first."""
+    subject = make(name).rows(B)
+    lengths = torch.tensor([3, 1, 0] if ragged else [3, 3, 3])
+    x, y = subject.inputs(B, T), subject.inputs(B, T)
+    given = lengths if ragged else None
+    _, state = subject.extend(subject.spoil(x[:, :3], lengths), subject.initial_state(B), given)
+
+    def ways(state):
+        one, one_on = subject.extend(x[:, 3:5], state)
+        other, other_on = subject.extend(y[:, 3:5], state)
+        later = subject.extend(x[:, 5:], one_on)[0], subject.extend(y[:, 5:], other_on)[0]
+        again = subject.extend(x[:, 3:5], state)[0]
+        return one, other, *later, again
+
+    one, other, one_later, other_later, again = ways(state)
+    assert not torch.allclose(one, other)
+    torch.testing.assert_close(again, one, atol=0, rtol=0)
+    for inputs, found, later in ((x, one, one_later), (y, other, other_later)):
+        _, fresh = subject.extend(subject.spoil(x[:, :3], lengths), subject.initial_state(B), given)
+        expected, fresh = subject.extend(inputs[:, 3:5], fresh)
+        torch.testing.assert_close(found, expected, **close)
+        torch.testing.assert_close(later, subject.extend(inputs[:, 5:], fresh)[0], **close)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_states_reorder(name, ragged):
+    subject = make(name).rows(B)
+    index = torch.tensor([2, 0, 0, 1, 2])
+    lengths = torch.tensor([3, 1, 0] if ragged else [3, 3, 3])
+    x = subject.inputs(B, T)
+    start = subject.spoil(x[:, :3], lengths)
+    given = lengths if ragged else None
+    _, state = subject.extend(start, subject.initial_state(B), given)
+    found, state = subject.extend(x[index, 3:5], state.reorder(index))
+    chosen = subject.pick(index)
+    _, fresh = chosen.extend(start[index], chosen.initial_state(5), None if given is None else given[index])
+    expected, fresh = chosen.extend(x[index, 3:5], fresh)
+    torch.testing.assert_close(found, expected, **close)
+    later = subject.extend(x[:2, 5:], state.reorder(torch.tensor([4, 1])))[0]
+    torch.testing.assert_close(later, subject.extend(x[:2, 5:], fresh.reorder(torch.tensor([4, 1])))[0], **close)
+    if subject.source is None:
+        none = subject.extend(x[:0, 5:], state.reorder(index[:0]))[0]
+        assert none.shape == later[:0].shape
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if make(name).is_layer])
+def test_detached_states_forget_where_they_come_from(name):
+    subject = make(name)
+    x = subject.inputs(B, T).requires_grad_()
+    _, state = subject.extend(x[:, :4], subject.initial_state(B))
+    y, _ = subject.extend(x[:, 4:], state)
+    grad = torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0]
+    assert grad[:, :4].abs().sum() > 0
+    detached, _ = subject.extend(x[:, 4:], state.detach())
+    torch.testing.assert_close(detached, y, atol=0, rtol=0)
+    grad = torch.autograd.grad(detached.square().sum(), x)[0]
+    assert grad[:, :4].abs().sum() == 0
+    assert grad[:, 4:].abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not make(name).is_layer])
+def test_detached_states_of_models(name):
+    subject = make(name).rows(B)
+    x = subject.inputs(B, T)
+    _, state = subject.extend(x[:, :5], subject.initial_state(B))
+    attached = subject.extend(x[:, 5:], state)[0]
+    detached = subject.extend(x[:, 5:], state.detach())[0]
+    torch.testing.assert_close(detached, attached, atol=0, rtol=0)
+    grads = [gradients(subject, x, [y]) for y in (attached, detached)]
+    assert any(not torch.allclose(one, other) for one, other in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_causality(name):
+    """A change at step t leaves what came before as it was, bit for bit, and changes what comes then."""
+    subject = make(name).rows(B)
+    x = subject.inputs(B, T)
+    before = subject.full(x)
+    for t in range(1, T):
+        other = x.clone()
+        other[:, t] = torch.randn_like(x[:, t]) if subject.is_layer else (x[:, t] + 1) % 4
+        after = subject.full(other)
+        torch.testing.assert_close(after[:, :t], before[:, :t], atol=1e-14, rtol=1e-12)
+        assert not torch.isclose(after[:, t:], before[:, t:], **close).all(-1).all(0).any()

@@ -1,0 +1,306 @@
+"""Models as folders: what is saved comes back, and what is wrong is named."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from subjects import MODELS, TOKENS, D, lm, make
+from torch import nn
+
+import stackattn
+from stackattn.models import load, save, saving
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_come_back(name, tmp_path):
+    subject = make(name).rows(3)
+    x = subject.inputs(3, 6)
+    expected = subject.full(x)
+    folder = save(subject.module, tmp_path / "deeper" / "model")
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    before = torch.get_rng_state()
+    loaded = stackattn.load(str(folder))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(loaded) is type(subject.module)
+    assert loaded.config == subject.module.config
+    assert not loaded.training
+    assert all(x.requires_grad for x in loaded.parameters())
+    found = type(subject)(loaded, False, subject.source).full(x)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dtypes_come_back(dtype, tmp_path):
+    loaded = load(save(lm("1").to(dtype), tmp_path))
+    assert {x.dtype for x in loaded.state_dict().values()} == {dtype}
+
+
+def test_a_tied_table_is_saved_once_and_stays_tied(tmp_path):
+    loaded = load(save(lm("1", tied=True), tmp_path))
+    assert sum("table" in name or "output.w" in name for name in load_file(tmp_path / "model.safetensors")) == 2
+    tokens = torch.tensor([[0]])
+    loaded(tokens)[0, 0, 3].backward()  # a token that was not read gets its gradient from the output layer
+    assert loaded.embedding.table.weight.grad[3].abs().sum() > 0
+
+
+def test_compiled_models_are_saved_as_themselves(tmp_path):
+    model = lm("1.superposition-3").eval()
+    save(torch.compile(model, backend="eager"), tmp_path)
+    tokens = torch.randint(TOKENS, (2, 4))
+    torch.testing.assert_close(load(tmp_path)(tokens), model(tokens), atol=0, rtol=0)
+
+
+def test_the_files(tmp_path):
+    save(lm("1.superposition-3x2", published=True), tmp_path)
+    head = json.loads((tmp_path / "config.json").read_text())
+    assert head["kind"] == "TransformerLM"
+    assert head["format_version"] == 1
+    assert head["library_version"] == stackattn.__version__
+    assert head["config"]["layers"] == "1.superposition-3x2"
+    assert head["config"]["published"] is True
+
+
+def test_what_else_is_in_the_folder_stays(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    save(lm("1"), tmp_path)
+    save(lm("2"), tmp_path)
+    assert load(tmp_path).config.layers == "2"
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "notes.txt"]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("layers", ["1", "2"])
+@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("old", [True, False])
+def test_an_interrupted_save_leaves_the_old_model_or_none(at, old, layers, tmp_path, monkeypatch):
+    """Stopped before each step that touches the disk: what loads is the old model or the new one, whole."""
+    first, second = lm("1"), lm(layers)
+    if old:
+        save(first, tmp_path)
+    calls = 0
+
+    def count(function):
+        def counted(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls == at + 1:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving.os, "replace", count(os.replace))
+        patch.setattr(saving.os, "fsync", count(os.fsync))
+        patch.setattr("safetensors.torch.save_file", count(save_file))
+        patch.setattr(saving.Path, "write_text", count(saving.Path.write_text))
+        try:
+            save(second, tmp_path)
+        except Killed:
+            finished = False
+        else:
+            finished = True
+    assert finished == (at >= 6)
+    if not all((tmp_path / name).exists() for name in ("config.json", "model.safetensors")):
+        assert not finished
+        assert not old or layers == "2"
+        with pytest.raises(FileNotFoundError, match=r"(config\.json|model\.safetensors): not there"):
+            load(tmp_path)
+    else:
+        found = load(tmp_path)
+        assert any(
+            found.config == model.config
+            and all(torch.equal(x, y) for x, y in zip(found.parameters(), model.parameters(), strict=True))
+            for model in ([second] if finished else [first, second])
+        )
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_only_our_models_are_saved(tmp_path):
+    with pytest.raises(ValueError, match=r"model: expected one of TransformerLM, .*, got Linear"):
+        save(nn.Linear(2, 2), tmp_path)
+    model = lm("1")
+    model.stack.double()
+    with pytest.raises(ValueError, match=r"model: expected one dtype, got torch.float32, torch.float64"):
+        save(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save(lm("1.superposition-3"), tmp_path / "model")
+
+
+def test_missing_files(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "nothing"))):
+        load(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"config\.json: expected a folder with config.json and .*, got a file"):
+        load(folder / "config.json")
+    (folder / "model.safetensors").rename(folder / "other")
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors: not there"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json: not there"):
+        load(folder)
+
+
+def edited(change):
+    def edit(text):
+        head = json.loads(text)
+        change(head)
+        return json.dumps(head)
+
+    return edit
+
+
+WRONG_CONFIGS = {
+    "empty": (lambda text: "", "not JSON"),
+    "truncated": (lambda text: text[:50], "not JSON"),
+    "binary": (lambda text: "\x00\x01", "not JSON"),
+    "a list": (lambda text: "[1, 2]", "expected an object with format_version, kind, .*, got list"),
+    "of others": (
+        lambda text: '{"model_type": "gpt2"}',
+        "unknown key 'model_type'; expected one of format_version, kind",
+    ),
+    "no kind": (edited(lambda head: head.pop("kind")), "missing key 'kind'"),
+    "from the future": (
+        edited(lambda head: head.update(format_version=2, library_version="9.9")),
+        r"reads format 1, got 2, written by stackattn 9\.9",
+    ),
+    "unknown kind": (
+        edited(lambda head: head.update(kind="TransformersLM")),
+        "unknown kind 'TransformersLM'; did you mean 'TransformerLM'?",
+    ),
+    "kind is no name": (edited(lambda head: head.update(kind=["LSTMLM"])), r"unknown kind \['LSTMLM'\]"),
+    "config is no object": (edited(lambda head: head.update(config=3)), "config: expected an object, got int"),
+    "misspelt": (
+        edited(lambda head: head["config"].update(d_modle=head["config"].pop("d_model"))),
+        "unknown key of a TransformerLM's config 'd_modle'; did you mean 'd_model'?",
+    ),
+    "one too many": (
+        edited(lambda head: head["config"].update(dropuot=0.1)),
+        "unknown key of a TransformerLM's config 'dropuot'; did you mean 'dropout'?",
+    ),
+    "missing": (
+        edited(lambda head: head["config"].pop("heads")),
+        "missing key of a TransformerLM's config 'heads'",
+    ),
+    "another model's": (edited(lambda head: head.update(kind="LSTMLM")), "unknown key of a LSTMLM's config"),
+    "text for a number": (
+        edited(lambda head: head["config"].update(d_model="6")),
+        "config: d_model: expected int, got '6'",
+    ),
+    "bool for a number": (
+        edited(lambda head: head["config"].update(heads=True)),
+        "config: heads: expected int, got True",
+    ),
+    "number for a bool": (edited(lambda head: head["config"].update(tied=0)), "config: tied: expected bool, got 0"),
+    "wrong layers": (
+        edited(lambda head: head["config"].update(layers="1.stack-3")),
+        "cannot build this TransformerLM: layers: expected parts like .*'stack-3'",
+    ),
+    "no heads": (edited(lambda head: head["config"].update(heads=0)), "cannot build this TransformerLM"),
+    "negative size": (edited(lambda head: head["config"].update(input_size=-1)), "cannot build this TransformerLM"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_CONFIGS)
+def test_wrong_configs(wrong, folder):
+    change, message = WRONG_CONFIGS[wrong]
+    path = folder / "config.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ValueError, match=message) as error:
+        load(folder)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_an_integer_is_a_float_too_and_null_is_none(folder, tmp_path):
+    path = folder / "config.json"
+    path.write_text(edited(lambda head: head["config"].update(dropout=0))(path.read_text()))
+    assert load(folder).config.dropout == 0
+    lstm = save(make("LSTM").module, tmp_path / "lstm") / "config.json"
+    lstm.write_text(edited(lambda head: head["config"].update(stack=7))(lstm.read_text()))
+    with pytest.raises(ValueError, match="config: stack: expected str or null, got 7"):
+        load(lstm.parent)
+
+
+def tensors(change):
+    def edit(path):
+        found = load_file(path)
+        change(found)
+        save_file(found, path)
+
+    return edit
+
+
+def cut(keep):
+    return lambda path: path.write_bytes(path.read_bytes()[:keep])
+
+
+OUTPUT = "output.weight"
+WRONG_TENSORS = {
+    "empty": (cut(0), "not a safetensors file, or a damaged one"),
+    "header cut": (cut(40), "not a safetensors file, or a damaged one"),
+    "data cut": (cut(-3), "not a safetensors file, or a damaged one"),
+    "pickle": (lambda path: torch.save({"x": torch.zeros(2)}, path), "not a safetensors file, or a damaged one"),
+    "text": (lambda path: path.write_text("hello " * 100), "not a safetensors file, or a damaged one"),
+    "huge header": (lambda path: path.write_bytes(b"\xff" * 64), "not a safetensors file, or a damaged one"),
+    "folder": (lambda path: (path.unlink(), path.mkdir()), "not a safetensors file, or a damaged one"),
+    "missing": (tensors(lambda x: x.pop(OUTPUT)), "1 of 28 tensors are missing, such as 'output.weight'"),
+    "extra": (
+        tensors(lambda x: x.update(more=torch.zeros(2))),
+        "1 tensors that this model does not have, such as 'more'$",
+    ),
+    "renamed": (
+        tensors(lambda x: x.update({"output.wieght": x.pop(OUTPUT)})),
+        "such as 'output.wieght'; 'output.weight' is missing",
+    ),
+    "shape": (
+        tensors(lambda x: x.update({OUTPUT: torch.zeros(TOKENS, D + 1)})),
+        rf"output.weight: expected shape \[{TOKENS}, {D}\], got \[{TOKENS}, {D + 1}\]",
+    ),
+    "dtype": (
+        tensors(lambda x: x.update({OUTPUT: x[OUTPUT].double()})),
+        "expected tensors of one floating-point dtype, got F32, F64",
+    ),
+    "integers": (
+        tensors(lambda x: x.update({name: value.int() for name, value in x.items()})),
+        "expected tensors of one floating-point dtype, got I32",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TENSORS)
+def test_wrong_tensors(wrong, folder):
+    change, message = WRONG_TENSORS[wrong]
+    path = folder / "model.safetensors"
+    change(path)
+    with pytest.raises(ValueError, match=message) as error:
+        load(folder)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+def test_a_config_of_enormous_sizes_is_refused_before_memory_is(folder):
+    path = folder / "config.json"
+    path.write_text(edited(lambda head: head["config"].update(input_size=10**12))(path.read_text()))
+    with pytest.raises(ValueError, match=r"embedding.table.weight: expected shape \[1000000000000, 6\]"):
+        load(folder)
+
+
+def test_loading_is_found_late():
+    """`import stackattn` brings no model, and `stackattn.load` does."""
+    program = (
+        "import sys, stackattn\n"
+        "assert 'stackattn.models' not in sys.modules and 'safetensors' not in sys.modules\n"
+        "assert 'load' in stackattn.__all__ and callable(stackattn.load)\n"
+        "assert not hasattr(stackattn, 'loda')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

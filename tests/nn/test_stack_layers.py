@@ -1,0 +1,220 @@
+"""Stack attention layers against the paper's equations, written out with the reference operators."""
+
+import pytest
+import torch
+from torch import nn
+
+from stackattn.nn import NondeterministicStackAttention, SuperpositionStackAttention
+from stackattn.ops import reference
+
+B, T, D = 2, 5, 6
+ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": torch.exp}
+
+
+def superposition(**options):
+    return SuperpositionStackAttention(D, 4, **options).double()
+
+
+def nondeterministic(**options):
+    return NondeterministicStackAttention(D, 2, 3, 4, **options).double()
+
+
+LAYERS = {"superposition": superposition, "nondeterministic": nondeterministic}
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def inputs():
+    return torch.randn(B, T, D, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_superposition_is_the_papers(activation):
+    layer, x = superposition(push_activation=activation), inputs()
+    actions = torch.softmax(x @ layer.to_actions.weight.T, dim=-1)
+    values = ACTIVATIONS[activation](x @ layer.to_values.weight.T)
+    expected = reference.superposition_readings(actions, values) @ layer.to_output.weight.T
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "exp"])
+def test_nondeterministic_is_the_papers(activation):
+    layer, x = nondeterministic(push_activation=activation), inputs()
+    Q, S, m = 2, 3, 4
+    nn.init.normal_(layer.bottom)
+    rows = (x @ layer.to_actions.weight.T).reshape(B, T, Q, S, 2 * Q * S + Q)
+    push = rows[..., : Q * S].reshape(B, T, Q, S, Q, S)
+    replace = rows[..., Q * S : 2 * Q * S].reshape(B, T, Q, S, Q, S)
+    pop = rows[..., 2 * Q * S :]
+    log_values = ACTIVATIONS[activation](x @ layer.to_values.weight.T).log()
+    log_bottom = layer.bottom.sigmoid().log()
+    readings = reference.nondeterministic_readings(push, replace, pop, log_values, log_bottom)  # (B, T, Q, S, m)
+    expected = readings.reshape(B, T, Q * S * m) @ layer.to_output.weight.T
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_nondeterministic_pushes_what_may_be_negative():
+    layer, x = nondeterministic(push_activation="identity"), inputs()
+    y, weights = layer(x, return_weights=True)
+    values = torch.cat([layer.bottom.sigmoid().expand(B, 1, -1), x @ layer.to_values.weight.T], dim=1)
+    assert (values < 0).any()
+    torch.testing.assert_close(y, layer.to_output(torch.einsum("btiqs,bim->btqsm", weights, values).flatten(2)))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_superposition_weights_and_actions_are_what_was_used(heads):
+    layer, x = superposition(heads=heads), inputs()
+    y, weights, actions = layer(x, return_weights=True, return_actions=True)
+    torch.testing.assert_close(y, layer(x))
+    assert weights.shape == ((B, T, T) if heads == 1 else (B, heads, T, T))
+    assert actions.shape == ((B, T, 3) if heads == 1 else (B, heads, T, 3))
+    torch.testing.assert_close(actions.sum(-1), torch.ones_like(actions[..., 0]))
+    weights, actions = weights.reshape(B, heads, T, T), actions.reshape(B, heads, T, 3)
+    for h in range(heads):
+        torch.testing.assert_close(weights[:, h], reference.superposition_weights(actions[:, h]))
+    values = layer.to_values(x).sigmoid().reshape(B, T, heads, -1).transpose(1, 2)
+    readings = (weights @ values).transpose(1, 2).reshape(B, T, -1)
+    torch.testing.assert_close(layer.to_output(readings), y)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_nondeterministic_weights_and_actions_are_what_was_used(heads):
+    layer, x = nondeterministic(heads=heads), inputs()
+    nn.init.normal_(layer.bottom)
+    y, weights, actions = layer(x, return_weights=True, return_actions=True)
+    torch.testing.assert_close(y, layer(x))
+    per_head = () if heads == 1 else (heads,)
+    assert weights.shape == (B, *per_head, T, T + 1, 2, 3)
+    assert [x.shape for x in actions] == [(B, *per_head, T, 2, 3, *to) for to in ((2, 3), (2, 3), (2,))]
+    torch.testing.assert_close(weights.sum((-3, -2, -1)), torch.ones_like(weights[..., 0, 0, 0]))
+    weights = weights.reshape(B, heads, T, T + 1, 2, 3)
+    for h in range(heads):
+        mine = [x if heads == 1 else x[:, h] for x in actions]
+        torch.testing.assert_close(weights[:, h], reference.nondeterministic_weights(*mine))
+    values = layer.to_values(x).sigmoid().reshape(B, T, heads, -1).transpose(1, 2)
+    bottom = layer.bottom.sigmoid().reshape(heads, 1, -1).expand(B, heads, 1, -1)
+    readings = torch.einsum("bhtiqs,bhim->bthqsm", weights, torch.cat([bottom, values], dim=2))
+    torch.testing.assert_close(layer.to_output(readings.reshape(B, T, -1)), y)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_is_returned(kind):
+    layer, x = LAYERS[kind](), inputs()
+    assert isinstance(layer(x), torch.Tensor)
+    assert len(layer(x, return_weights=True)) == 2
+    y, actions = layer(x, return_actions=True)
+    assert isinstance(actions, tuple) == (kind == "nondeterministic")
+    assert y.shape == x.shape
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_returned_weights_end_with_the_sequence(kind):
+    layer, x = LAYERS[kind](heads=2), inputs()
+    x[1, 3:] = torch.nan
+    _, weights = layer(x, torch.tensor([5, 3]), return_weights=True)
+    assert (weights[1, :, 3:] == 0).all()
+    torch.testing.assert_close(weights[0], layer(x[:1], return_weights=True)[1][0])
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_heads_are_independent_stacks(kind):
+    """Two heads are two layers of one head, with their maps one above the other and their outputs added."""
+    layer, x = LAYERS[kind](heads=2), inputs()
+    singles = [LAYERS[kind](), LAYERS[kind]()]
+    with torch.no_grad():
+        for h, single in enumerate(singles):
+            single.to_actions.weight.copy_(layer.to_actions.weight.chunk(2)[h])
+            single.to_values.weight.copy_(layer.to_values.weight.chunk(2)[h])
+            single.to_output.weight.copy_(layer.to_output.weight.chunk(2, dim=1)[h])
+            if kind == "nondeterministic":
+                single.bottom.copy_(layer.bottom.chunk(2)[h])
+    torch.testing.assert_close(layer(x), singles[0](x) + singles[1](x))
+
+
+def force(layer, kind, pattern):
+    """Inputs whose last feature is the step, and maps by which each step does what the pattern says: + - or ."""
+    steps = torch.eye(len(pattern), dtype=torch.float64)
+    x = torch.cat([torch.randn(len(pattern), D - 1, dtype=torch.float64), steps], dim=1)[None]
+    layer.to_actions.weight.data.zero_()
+    for t, action in enumerate(pattern):
+        column = layer.to_actions.weight.data[:, D - 1 + t]
+        if kind == "superposition":
+            column["+.-".index(action)] = 60.0
+        else:
+            rows = column.reshape(1, 1, 3)  # one state, one symbol: push, replace, pop
+            rows[0, 0, "+.-".index(action)] = 60.0
+    return x
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_later_output_depends_on_an_earlier_pushed_vector(kind):
+    """Pushed at step 0, covered at 1, kept at 2, uncovered at 3: there and at steps 0 it is read, at 1 and 2 not."""
+    pattern = "++.-"
+    d = D - 1 + len(pattern)
+    if kind == "superposition":
+        layer = SuperpositionStackAttention(d, 4).double()
+    else:
+        layer = NondeterministicStackAttention(d, 1, 1, 4).double()
+    x = force(layer, kind, pattern).requires_grad_()
+    y = layer(x)
+    reads = [torch.autograd.grad(y[0, t].sum(), x, retain_graph=True)[0][0, 0].abs().max() > 1e-6 for t in range(4)]
+    assert reads == [True, False, False, True]
+    torch.testing.assert_close(y[0, 3], y[0, 0], atol=1e-8, rtol=0)
+    assert not torch.allclose(y[0, 1], y[0, 0], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_initialisation(kind):
+    layer = (
+        SuperpositionStackAttention(64, 48) if kind == "superposition" else NondeterministicStackAttention(64, 3, 3, 48)
+    )
+    for linear in (layer.to_actions, layer.to_values, layer.to_output):
+        assert linear.bias is None
+        out, into = linear.weight.shape
+        bound = (6 / (out + into)) ** 0.5
+        assert linear.weight.abs().max() <= bound
+        assert linear.weight.abs().max() > 0.95 * bound
+        torch.testing.assert_close(linear.weight.std(), torch.tensor(bound / 3**0.5), rtol=0.15, atol=0)
+    if kind == "nondeterministic":
+        assert 0.08 < layer.bottom.abs().max() <= 0.1
+
+
+def test_the_vectors_are_as_large_as_the_model_unless_told():
+    assert SuperpositionStackAttention(7).to_values.weight.shape == (7, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.usefixtures("without_onednn")
+def test_dtypes(kind, dtype):
+    layer, x = LAYERS[kind](heads=2), inputs()
+    expected = layer(x)
+    found = layer.to(dtype)(x.to(dtype))
+    assert found.dtype == dtype
+    tolerance = {torch.float64: 0.0, torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
+    steps, state = [], layer.initial_state(B)
+    for t in range(T):
+        y, state = layer.extend(x[:, t : t + 1].to(dtype), state)
+        assert y.dtype == dtype
+        steps.append(y)
+    torch.testing.assert_close(torch.cat(steps, 1).double(), expected, atol=max(tolerance, 1e-12), rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SuperpositionStackAttention(0), "d_model: expected a positive integer, got 0"),
+        (lambda: SuperpositionStackAttention(4, heads=0), "heads: expected a positive integer, got 0"),
+        (lambda: SuperpositionStackAttention(4, 2.5), "stack_embedding_size: expected a positive integer, got 2.5"),
+        (lambda: NondeterministicStackAttention(4, 0), "num_states: expected a positive integer, got 0"),
+        (lambda: NondeterministicStackAttention(4, 2, "3"), "num_symbols: expected a positive integer, got '3'"),
+        (lambda: SuperpositionStackAttention(4, push_activation="relu"), "push_activation: expected one of 'sigmoid'"),
+    ],
+)
+def test_errors_name_the_argument(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

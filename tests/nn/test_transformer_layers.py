@@ -1,0 +1,235 @@
+"""Softmax attention, sublayers and layers against PyTorch's own and against what the paper says; layer lists."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import dropout, layer_norm, relu
+
+from stackattn.nn import (
+    CrossAttention,
+    Nondeterministic,
+    Sdpa,
+    SelfAttention,
+    Superposition,
+    TransformerLayer,
+    format_layers,
+    parse_layers,
+    sinusoids,
+)
+
+B, T, D, HEADS = 3, 7, 12, 3
+LENGTHS = torch.tensor([7, 4, 1])
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def inputs(T=T):
+    return torch.randn(B, T, D, dtype=torch.float64)
+
+
+def multihead(attention, source=None):
+    """PyTorch's layer with our parameters."""
+    theirs = nn.MultiheadAttention(D, HEADS, batch_first=True, dtype=torch.float64)
+    maps = [source] if isinstance(source, nn.Linear) else [attention.to_queries, attention.to_keys_values]
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([x.weight for x in maps]))
+        theirs.in_proj_bias.copy_(torch.cat([x.bias for x in maps]))
+        theirs.out_proj.weight.copy_(attention.to_output.weight)
+        theirs.out_proj.bias.copy_(attention.to_output.bias)
+    return theirs
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+def test_self_attention_is_pytorchs(causal, lengths):
+    ours, x = SelfAttention(D, HEADS, causal=causal).double(), inputs()
+    theirs = multihead(ours, ours.to_queries_keys_values)
+    mask = nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64) if causal else None
+    padding = None if lengths is None else torch.arange(T) >= lengths[:, None]
+    extra = {} if padding is None else {"key_padding_mask": torch.zeros(B, T).double().masked_fill(padding, -torch.inf)}
+    expected = theirs(x, x, x, attn_mask=mask, need_weights=False, **extra)[0]
+    spoilt = x if padding is None else x.masked_fill(padding[..., None], torch.nan)
+    found = ours(spoilt, lengths)
+    real = torch.ones(B, T, dtype=torch.bool) if padding is None else ~padding
+    torch.testing.assert_close(found[real], expected[real])
+
+
+def test_bidirectional_attention_looks_ahead_but_not_into_the_padding():
+    attention, x = SelfAttention(D, HEADS, causal=False).double(), inputs()
+    before = attention(x, LENGTHS)
+    x[:, 3] += 1.0
+    after = attention(x, LENGTHS)
+    changed = ~torch.isclose(before, after).all(-1)
+    assert changed[0].all()
+    assert changed[1, :4].all()
+    assert not changed[2, 0]
+    with pytest.raises(ValueError, match="looks ahead"):
+        attention.initial_state(B)
+
+
+def test_cross_attention_is_pytorchs_and_ignores_source_padding():
+    ours, x, memory = CrossAttention(D, HEADS).double(), inputs(4), inputs()
+    theirs = multihead(ours)
+    torch.testing.assert_close(ours(x, ours.read(memory)), theirs(x, memory, memory, need_weights=False)[0])
+    padding = torch.arange(T) >= LENGTHS[:, None]
+    expected = theirs(x, memory, memory, key_padding_mask=padding, need_weights=False)[0]
+    spoilt = memory.masked_fill(padding[..., None], torch.nan).requires_grad_()
+    found = ours(x, ours.read(spoilt, LENGTHS))
+    torch.testing.assert_close(found, expected)
+    grad = torch.autograd.grad(found.square().sum(), spoilt)[0]
+    assert (grad[padding] == 0).all()
+    assert (grad[~padding] != 0).any()
+
+
+@pytest.mark.parametrize("heads", [5, 7])
+def test_heads_divide_the_model(heads):
+    with pytest.raises(ValueError, match=f"d_model: expected a multiple of heads = {heads}, got 12"):
+        SelfAttention(D, heads)
+
+
+def encoder_layer(ours, rate):
+    """PyTorch's layer with our parameters."""
+    theirs = nn.TransformerEncoderLayer(D, HEADS, 20, rate, batch_first=True, norm_first=True, dtype=torch.float64)
+    attention, (first, _, _, second) = ours.attention.function, ours.feed_forward.function
+    theirs.self_attn = multihead(attention, attention.to_queries_keys_values)
+    theirs.self_attn.dropout = rate
+    pairs = (
+        (theirs.norm1, ours.attention.norm),
+        (theirs.norm2, ours.feed_forward.norm),
+        (theirs.linear1, first),
+        (theirs.linear2, second),
+    )
+    with torch.no_grad():
+        for to, source in pairs:
+            to.weight.copy_(source.weight.normal_())
+            to.bias.copy_(source.bias.normal_())
+    return theirs
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_layer_is_pytorchs_dropout_included(rate):
+    """In training mode too: the same seed gives the same result, so dropout is in the same places in the same order.
+
+    One sequence, since PyTorch's layer has batches the other way round in memory, which the random numbers follow.
+    """
+    ours = TransformerLayer(Sdpa(), D, heads=HEADS, hidden_size=20, dropout=rate).double()
+    theirs, x = encoder_layer(ours, rate), inputs()[:1]
+    mask = nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)
+    for training in (True, False):
+        ours.train(training)
+        theirs.train(training)
+        torch.manual_seed(1)
+        expected = theirs(x, src_mask=mask, is_causal=True)
+        torch.manual_seed(1)
+        torch.testing.assert_close(ours(x), expected)
+    torch.testing.assert_close(ours(x), ours(x), atol=0, rtol=0)
+    ours.train()
+    assert torch.allclose(ours(x), ours(x)) == (rate == 0)
+
+
+@pytest.mark.parametrize("spec", [Superposition(5), Nondeterministic(2, 3, 2)])
+@pytest.mark.parametrize("cross", [False, True])
+def test_stack_layer_is_the_papers_dropout_included(spec, cross):
+    layer = TransformerLayer(spec, D, heads=HEADS, hidden_size=20, dropout=0.3, cross_attention=cross).double()
+    x, memory = inputs(), inputs(4)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+
+    def norm(x, sublayer):
+        return layer_norm(x, (D,), sublayer.norm.weight, sublayer.norm.bias, 1e-5)
+
+    for training in (True, False):
+        layer.train(training)
+        torch.manual_seed(1)
+        y = x + dropout(layer.attention.function(norm(x, layer.attention)), 0.3, training)
+        if cross:
+            attention = layer.cross.function
+            assert attention.dropout == 0.3
+            y = y + dropout(attention(norm(y, layer.cross), attention.read(memory)), 0.3, training)
+        first, _, _, second = layer.feed_forward.function
+        hidden = dropout(relu(first(norm(y, layer.feed_forward))), 0.3, training)
+        expected = y + dropout(second(hidden), 0.3, training)
+        torch.manual_seed(1)
+        torch.testing.assert_close(layer(x, None, layer.read(memory, None)), expected)
+
+
+def test_no_dropout_inside_the_stack():
+    for spec in (Superposition(5), Nondeterministic(2, 3, 2)):
+        attention = TransformerLayer(spec, D, heads=HEADS, hidden_size=20, dropout=0.9).train().attention.function
+        x = torch.randn(B, T, D)
+        torch.testing.assert_close(attention(x), attention(x), atol=0, rtol=0)
+
+
+def test_push_activations():
+    activations = {"superposition": "identity", "nondeterministic": "exp"}
+    for spec, ours, published in (
+        (Superposition(5), "sigmoid", "identity"),
+        (Nondeterministic(1, 1, 2), "sigmoid", "exp"),
+    ):
+        sizes = {"heads": 2, "hidden_size": 4}
+        assert TransformerLayer(spec, 4, **sizes).attention.function.push_activation == ours
+        layer = TransformerLayer(spec, 4, **sizes, push_activations=activations)
+        assert layer.attention.function.push_activation == published
+
+
+def test_sinusoids():
+    found = sinusoids(torch.tensor([[0, 1], [7, 300]]), 6)
+    for at, position in (((0, 0), 0), ((0, 1), 1), ((1, 0), 7), ((1, 1), 300)):
+        for i in range(3):
+            angle = torch.tensor(position / 10000 ** (2 * i / 6))
+            torch.testing.assert_close(found[at][2 * i], angle.sin(), atol=1e-4, rtol=0)
+            torch.testing.assert_close(found[at][2 * i + 1], angle.cos(), atol=1e-4, rtol=0)
+
+
+LISTS = {
+    "1": [Sdpa()],
+    "5": [Sdpa()] * 5,
+    "2.nondeterministic-3-3-5.2": [Sdpa(), Sdpa(), Nondeterministic(3, 3, 5), Sdpa(), Sdpa()],
+    "superposition-32": [Superposition(32)],
+    "superposition-32x4.nondeterministic-2-3-10x2.1": [Superposition(32, 4), Nondeterministic(2, 3, 10, 2), Sdpa()],
+    "superposition-1.superposition-1": [Superposition(1)] * 2,
+}
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_layer_lists_as_text(text):
+    assert parse_layers(text) == LISTS[text]
+    assert format_layers(LISTS[text]) == text
+
+
+def test_neighbouring_numbers_are_one():
+    assert format_layers(parse_layers("1.2.superposition-3x1.1.1")) == "3.superposition-3.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", ""),
+        ("0", "0"),
+        ("-1", "-1"),
+        ("2..2", ""),
+        ("2.", ""),
+        ("2x3", "2x3"),
+        ("2x", "2x"),
+        ("1_0", "1_0"),
+        (" 2", " 2"),
+        ("+2", "+2"),
+        ("superposition", "superposition"),
+        ("superposition-", "superposition-"),
+        ("superposition-3-3", "superposition-3-3"),
+        ("superposition-0", "superposition-0"),
+        ("superposition-3x0", "superposition-3x0"),
+        ("superposition-3x", "superposition-3x"),
+        ("superposition-3x2x2", "superposition-3x2x2"),
+        ("2.nondeterministic-3-3.2", "nondeterministic-3-3"),
+        ("nondeterministic-3-3-5-1", "nondeterministic-3-3-5-1"),
+        ("superpositoin-3", "superpositoin-3"),
+    ],
+)
+def test_wrong_lists_are_named(text, part):
+    with pytest.raises(ValueError, match=r"^layers: expected parts like '2'") as error:
+        parse_layers(text)
+    assert str(error.value).endswith(f"got {part!r} in {text!r}")
