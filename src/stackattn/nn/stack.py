@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,13 @@ PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": to
 class StackState(State):
     stack: SuperpositionState | NondeterministicState  # of batch size B * heads
     values: Tensor  # (B * heads, steps so far, m), for the nondeterministic stack after the bottom vector
+    heads: int
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> StackState:
+        """`function` sees the sequences as the first axis, and their heads as the second one."""
+        if self.heads == 1:
+            return super().map(function)
+        return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
 
 
 class _StackAttention(nn.Module):
@@ -102,7 +110,8 @@ class SuperpositionStackAttention(_StackAttention):
     def initial_state(self, batch_size: int) -> StackState:
         weight = self.to_values.weight
         empty = SuperpositionState.empty(batch_size * self.heads, device=weight.device)
-        return StackState(empty, weight.new_zeros(batch_size * self.heads, 0, weight.shape[0] // self.heads))
+        values = weight.new_zeros(batch_size * self.heads, 0, weight.shape[0] // self.heads)
+        return StackState(empty, values, self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = without_padding(x, lengths)
@@ -110,7 +119,7 @@ class SuperpositionStackAttention(_StackAttention):
         assert isinstance(state.stack, SuperpositionState)
         weights, stack = state.stack.extend(actions, self._lengths(lengths))  # (B * heads, c, steps so far)
         values = torch.cat([state.values, self._values(x)], dim=1)
-        return self.to_output(self._join(weights @ values)), StackState(stack, values)
+        return self.to_output(self._join(weights @ values)), StackState(stack, values, self.heads)
 
 
 class NondeterministicStackAttention(_StackAttention):
@@ -166,14 +175,14 @@ class NondeterministicStackAttention(_StackAttention):
         empty = NondeterministicState.empty(
             batch_size * self.heads, self.num_states, self.num_symbols, device=self.bottom.device
         )
-        return StackState(empty, self._bottom(batch_size))
+        return StackState(empty, self._bottom(batch_size), self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = without_padding(x, lengths)
         assert isinstance(state.stack, NondeterministicState)
         weights, stack = state.stack.extend(*self._transitions(x), self._lengths(lengths))
         values = torch.cat([state.values, self._values(x)], dim=1)
-        return self.to_output(self._readings(weights, values)), StackState(stack, values)
+        return self.to_output(self._readings(weights, values)), StackState(stack, values, self.heads)
 
     def _transitions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log weights of push, replace and pop, (B * heads, T, Q, S, ...)."""
