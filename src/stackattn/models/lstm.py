@@ -108,8 +108,10 @@ class _NondeterministicStack(_StackMaps):
         inputs = push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
         weights, stack = state.stack.extend(*inputs, lengths)  # (B, 1, i, Q, S)
         values = torch.cat([state.values, self.to_value(hidden).sigmoid()[:, None]], dim=1)
-        reading = weights[:, 0].flatten(2).mT @ values  # (B, Q * S, m)
-        return RunStack(stack, values, reading.flatten(1))
+        reading = (weights[:, 0].flatten(2).mT @ values).flatten(1)  # (B, Q * S * m)
+        if taken is not None:
+            reading = reading.where(taken[:, None], state.reading)
+        return RunStack(stack, values, reading)
 
 
 class LSTMLM(nn.Module):
