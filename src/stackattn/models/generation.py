@@ -117,10 +117,8 @@ def _cut(probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """(B, V) weights and (B,) numbers in [0, 1) -> (B,) tokens, all of positive weight"""
     sums = weights.cumsum(-1)
-    total = sums[:, -1:]
-    # Below the total even where the product rounds up to it.
-    target = (uniform[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(sums, target, right=True)[:, 0]
+    # Doubles below 1 times the total stay below it, so some sum is above: the first such one grew by its own weight.
+    return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0]
 
 
 def _one_by_one(
