@@ -43,6 +43,9 @@ class _StackAttention(nn.Module):
         self.to_actions = nn.Linear(d_model, heads * num_actions, bias=False)
         self.to_values = nn.Linear(d_model, heads * m, bias=False)
         self.to_output = nn.Linear(heads * reading_size, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform; the bottom vector uniform in (-0.1, 0.1)."""
         for layer in (self.to_actions, self.to_values, self.to_output):
             nn.init.xavier_uniform_(layer.weight)
 
@@ -96,6 +99,7 @@ class SuperpositionStackAttention(_StackAttention):
     ):
         m = d_model if stack_embedding_size is None else stack_embedding_size
         super().__init__(d_model, 3, m, m, heads, push_activation)
+        self.reset_parameters()
 
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, *, return_weights: bool = False, return_actions: bool = False
@@ -157,6 +161,10 @@ class NondeterministicStackAttention(_StackAttention):
         super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, heads, push_activation)
         self.num_states, self.num_symbols = Q, S
         self.bottom = nn.Parameter(torch.empty(heads * m))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
         nn.init.uniform_(self.bottom, -0.1, 0.1)
 
     def forward(
