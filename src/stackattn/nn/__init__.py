@@ -1,5 +1,6 @@
 """Layers: stack attention to put into any model, and the transformer layers of our own ones. No model lives here."""
 
+from .adapters import StackSelfAttention, replace_self_attention
 from .attention import AttentionState, CrossAttention, SelfAttention
 from .layers import (
     FeedForward,
@@ -25,6 +26,7 @@ __all__ = [
     "NondeterministicStackAttention",
     "Sdpa",
     "SelfAttention",
+    "StackSelfAttention",
     "StackState",
     "State",
     "Sublayer",
@@ -33,5 +35,6 @@ __all__ = [
     "TransformerLayer",
     "format_layers",
     "parse_layers",
+    "replace_self_attention",
     "sinusoids",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +18,13 @@ PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": to
 class StackState(State):
     stack: SuperpositionState | NondeterministicState  # of batch size B * heads
     values: Tensor  # (B * heads, steps so far, m), for the nondeterministic stack after the bottom vector
-    heads: int = 1
+    heads: int
 
-    def reorder(self, index: Tensor) -> StackState:
-        if self.heads > 1:  # all stacks of a sequence go together
-            index = (index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten()
-        return super().reorder(index)
+    def map(self, function: Callable[[Tensor], Tensor]) -> StackState:
+        """`function` sees the sequences as the first axis, and their heads as the second one."""
+        if self.heads == 1:
+            return super().map(function)
+        return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
 
 
 class _StackAttention(nn.Module):
@@ -41,6 +43,9 @@ class _StackAttention(nn.Module):
         self.to_actions = nn.Linear(d_model, heads * num_actions, bias=False)
         self.to_values = nn.Linear(d_model, heads * m, bias=False)
         self.to_output = nn.Linear(heads * reading_size, d_model, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Xavier uniform; the bottom vector uniform in (-0.1, 0.1)."""
         for layer in (self.to_actions, self.to_values, self.to_output):
             nn.init.xavier_uniform_(layer.weight)
 
@@ -94,6 +99,7 @@ class SuperpositionStackAttention(_StackAttention):
     ):
         m = d_model if stack_embedding_size is None else stack_embedding_size
         super().__init__(d_model, 3, m, m, heads, push_activation)
+        self.reset_parameters()
 
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, *, return_weights: bool = False, return_actions: bool = False
@@ -108,9 +114,8 @@ class SuperpositionStackAttention(_StackAttention):
     def initial_state(self, batch_size: int) -> StackState:
         weight = self.to_values.weight
         empty = SuperpositionState.empty(batch_size * self.heads, device=weight.device)
-        return StackState(
-            empty, weight.new_zeros(batch_size * self.heads, 0, weight.shape[0] // self.heads), self.heads
-        )
+        values = weight.new_zeros(batch_size * self.heads, 0, weight.shape[0] // self.heads)
+        return StackState(empty, values, self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = without_padding(x, lengths)
@@ -156,6 +161,10 @@ class NondeterministicStackAttention(_StackAttention):
         super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, heads, push_activation)
         self.num_states, self.num_symbols = Q, S
         self.bottom = nn.Parameter(torch.empty(heads * m))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
         nn.init.uniform_(self.bottom, -0.1, 0.1)
 
     def forward(

@@ -1,0 +1,200 @@
+"""GPT-2 of Hugging Face with stack attention in some of its layers (extra `hf`). Importing this module makes the model
+known to `AutoModelForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+    from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, EncoderDecoderCache
+    from transformers.models.gpt2.modeling_gpt2 import GPT2PreTrainedModel
+except ImportError as error:
+    raise ImportError("stackattn.models.huggingface needs transformers: pip install 'stackattn[hf]'") from error
+
+from ..nn import NondeterministicStackAttention, Sdpa, Superposition, SuperpositionStackAttention, parse_layers
+from ..nn.adapters import StackAttention, check_past_is_visible, without_padding_anywhere
+
+
+class StackGPT2Config(GPT2Config):
+    """GPT-2 with `stack_layers`, such as `5.nondeterministic-3-3-5.6`: 5 layers of GPT-2, one with a stack, and 6 more.
+    With None, all are GPT-2's own."""
+
+    model_type = "stackattn-gpt2"
+    stack_layers: str | None = None
+
+
+class StackCacheLayer(CacheLayerMixin):
+    """In a cache, the state of a stack where other layers have keys and values."""
+
+    is_sliding = False
+
+    def __init__(self):
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        self.state: Any = None
+        self.length = 0
+        self.is_initialized = False
+
+    def extend(self, stack: StackAttention, x: Tensor, lengths: Tensor | None) -> Tensor:
+        if self.state is None:
+            self.state = stack.initial_state(x.shape[0])
+        y, self.state = stack.extend(x, self.state, lengths)
+        self.length += x.shape[1]
+        self.is_initialized = True
+        return y
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.reorder(beam_idx.to(self.state.values.device))
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            sequences = len(self.state.values) // self.state.heads
+            self.reorder_cache(torch.arange(sequences).repeat_interleave(repeats))
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise NotImplementedError("a stack does not go back: generation that takes tokens back needs another cache")
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise TypeError("a stack's cache holds no keys and values")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise TypeError("a stack's cache holds no keys and values")
+
+    def offload(self) -> None:
+        """Small as it is, the state stays where it is used."""
+
+    def prefetch(self) -> None:
+        pass
+
+
+class GPT2StackAttention(nn.Module):
+    """Stack attention that is called as GPT-2's blocks call their attention. Its state lives in their cache."""
+
+    def __init__(self, stack: StackAttention, layer_idx: int, dropout: float = 0.0):
+        super().__init__()
+        self.stack = stack
+        self.layer_idx = layer_idx
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """(B, T, d_model) -> (B, T, d_model), and None for the weights. `kwargs` has what only other kinds of attention
+        want."""
+        real = _real_steps(attention_mask, *hidden_states.shape[:2])
+        layer = None if past_key_values is None else self._cache_layer(past_key_values)
+
+        def attend(x: Tensor, lengths: Tensor | None) -> Tensor:
+            return self.stack(x, lengths) if layer is None else layer.extend(self.stack, x, lengths)
+
+        if real is None or real.all():
+            y = attend(hidden_states, None)
+        else:
+            y = without_padding_anywhere(attend, hidden_states, real)
+        return self.dropout(y), None
+
+    def _cache_layer(self, cache: Cache) -> StackCacheLayer:
+        """The place of this layer in the cache, where there may still be one for keys and values."""
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        while len(cache.layers) <= self.layer_idx:
+            cache.layers.append(DynamicLayer())
+        layer: Any = cache.layers[self.layer_idx]
+        if isinstance(layer, StackCacheLayer):
+            return layer
+        if type(layer) is not DynamicLayer or layer.get_seq_length():
+            what = f"a {type(layer).__name__} with {layer.get_seq_length()} steps"
+            raise ValueError(
+                f"past_key_values: expected an empty DynamicCache, or one that this model filled, got {what}"
+            )
+        new = cache.layers[self.layer_idx] = StackCacheLayer()
+        return new
+
+
+def _real_steps(mask: Tensor | None, B: int, T: int) -> Tensor | None:
+    """Which of the last T steps are no padding, (B, T), from a mask of any of the forms that attention gets."""
+    if mask is None:
+        return None
+    if mask.dim() == 2:
+        return mask[:, -T:].bool()
+    # (B, 1, T, steps so far): True, or 0 to be added, where one may look
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dtype != torch.bool and not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+        raise ValueError("attention_mask: expected only 0 and -inf: a stack has no logits to add other numbers to")
+    visible = visible[:, 0, :, -T:].expand(B, T, T)
+    real = visible[:, -1]
+    check_past_is_visible("attention_mask", visible | ~real[:, None] | ~real[..., None])
+    return real
+
+
+class _StackWeights(GPT2PreTrainedModel):
+    config_class = StackGPT2Config
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, StackAttention):
+            module.reset_parameters()
+
+
+class StackGPT2Model(_StackWeights, GPT2Model):
+    def __init__(self, config: StackGPT2Config):
+        super().__init__(config)
+        specs = parse_layers(config.stack_layers or str(config.n_layer))
+        if len(specs) != config.n_layer:
+            raise ValueError(
+                f"stack_layers: expected {config.n_layer} layers in all, got {len(specs)} in {config.stack_layers!r}"
+            )
+        for i, spec in enumerate(specs):
+            if isinstance(spec, Sdpa):
+                continue
+            if isinstance(spec, Superposition):
+                stack = SuperpositionStackAttention(config.n_embd, spec.stack_embedding_size, heads=spec.heads)
+            else:
+                sizes = spec.num_states, spec.num_symbols, spec.stack_embedding_size
+                stack = NondeterministicStackAttention(config.n_embd, *sizes, heads=spec.heads)
+            self.h[i].attn = GPT2StackAttention(stack, i, config.resid_pdrop)
+
+
+class StackGPT2LMHeadModel(_StackWeights, GPT2LMHeadModel):
+    """A language model with all that `GPT2LMHeadModel` has: `generate()`, `save_pretrained`, `from_pretrained`.
+
+    Examples::
+
+        config = StackGPT2Config(n_layer=4, n_embd=64, n_head=4, stack_layers="2.nondeterministic-3-3-5.1")
+        model = StackGPT2LMHeadModel(config)
+        model = StackGPT2LMHeadModel.from_pretrained("gpt2", stack_layers="6.superposition-64.5")   # the rest of GPT-2
+    """
+
+    def __init__(self, config: StackGPT2Config):
+        GPT2PreTrainedModel.__init__(self, config)  # GPT2LMHeadModel's would build a GPT2Model in vain
+        self.transformer = StackGPT2Model(config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.post_init()
+
+
+AutoConfig.register(StackGPT2Config.model_type, StackGPT2Config)
+AutoModelForCausalLM.register(StackGPT2Config, StackGPT2LMHeadModel)

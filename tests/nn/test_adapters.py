@@ -1,0 +1,197 @@
+"""Stack attention inside PyTorch's own transformer layers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from stackattn.nn import NondeterministicStackAttention, StackSelfAttention, SuperpositionStackAttention
+from stackattn.nn import replace_self_attention as replace
+
+B, T, D = 3, 6, 8
+STACKS = {
+    "superposition": lambda: SuperpositionStackAttention(D, 4, heads=2),
+    "nondeterministic": lambda: NondeterministicStackAttention(D, 2, 2, 3),
+}
+
+
+def encoder(stack: str = "superposition", *, index=1, seed=0, **options):
+    torch.manual_seed(seed)
+    options = {"batch_first": True, "dropout": 0.0, **options}
+    layer = nn.TransformerEncoderLayer(D, 2, 16, **options)
+    nested = options["batch_first"] and not options.get("norm_first")
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=nested)
+    replace(model, {index: STACKS[stack]()})
+    return model.eval()
+
+
+def by_hand(layer, x, causal, padding=None):
+    """A layer of the encoder, norm behind, written out."""
+    if isinstance(layer.self_attn, StackSelfAttention):
+        y = layer.self_attn.stack(x, None if padding is None else (~padding).sum(1))
+    else:
+        y = layer.self_attn(x, x, x, attn_mask=causal, key_padding_mask=padding, need_weights=False)[0]
+    x = layer.norm1(x + y)
+    return layer.norm2(x + layer.linear2(layer.linear1(x).relu()))
+
+
+CAUSAL = torch.ones(T, T, dtype=torch.bool).triu(1)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "fast path"])
+def test_is_the_layers_by_hand(stack, grad):
+    model, x = encoder(stack), torch.randn(B, T, D)
+    with torch.set_grad_enabled(grad):
+        y = model(x, mask=CAUSAL)
+    for layer in model.layers:
+        x = by_hand(layer, x, CAUSAL)
+    torch.testing.assert_close(y, x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_causal(stack):
+    model, x = encoder(stack), torch.randn(B, T, D)
+    y = model(x, mask=CAUSAL)
+    x[:, 4] += 1
+    changed = (model(x, mask=CAUSAL) != y).flatten(2).any(2).any(0)
+    assert changed.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stack_reads_its_past(stack):
+    """Alone, with no softmax attention that could bring news of step 0."""
+    attention = StackSelfAttention(STACKS[stack](), batch_first=True)
+    x = torch.randn(B, T, D, requires_grad=True)
+    attention(x, x, x, need_weights=False)[0][:, -1].sum().backward()
+    assert x.grad is not None
+    assert (x.grad.abs().sum(-1) > 0).all()
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "fast path"])
+def test_padding(stack, index, grad):
+    """Also without gradients, where an encoder of PyTorch's would turn to nested tensors."""
+    model, x = encoder(stack, index=index), torch.randn(B, T, D)
+    lengths = torch.tensor([6, 2, 4])
+    padding = torch.arange(T) >= lengths[:, None]
+    x[padding] = 1e3
+    with torch.set_grad_enabled(grad):
+        y = model(x, src_key_padding_mask=padding)
+        for b, n in enumerate(lengths):
+            torch.testing.assert_close(y[b, :n], model(x[b : b + 1, :n])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_padding_anywhere():
+    attention = StackSelfAttention(STACKS["superposition"](), batch_first=True)
+    x = torch.randn(2, T, D)
+    padding = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0]]).bool()
+    x[padding] = torch.nan
+    y, _ = attention(x, x, x, key_padding_mask=padding, need_weights=False)
+    for b in range(2):
+        torch.testing.assert_close(y[b, ~padding[b]], attention.stack(x[b, ~padding[b]][None])[0])
+    assert (y[padding] == 0).all()
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_time_first_and_single_sequences(norm_first):
+    first, second = (encoder(batch_first=batch_first, norm_first=norm_first) for batch_first in (True, False))
+    x = torch.randn(B, T, D)
+    y = first(x, mask=CAUSAL)
+    torch.testing.assert_close(second(x.transpose(0, 1), mask=CAUSAL).transpose(0, 1), y)
+    torch.testing.assert_close(first(x[1], mask=CAUSAL), y[1])
+    padding = torch.tensor([False] * 4 + [True] * 2)
+    torch.testing.assert_close(first(x[1], src_key_padding_mask=padding)[:4], first(x[1, :4]))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_training(stack):
+    """The last step tells what the first one was. All steps between are alike, and only the stack looks back."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1)
+    replace(model, {0: STACKS[stack]()})
+    model.train()
+    assert all(module.training for module in model.modules())
+    table, output = nn.Embedding(3, D), nn.Linear(D, 2)
+    parameters = [*model.parameters(), *table.parameters(), *output.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
+    x = torch.tensor([[0, 2, 2, 2], [1, 2, 2, 2]])
+    losses = []
+    for _ in range(60):
+        loss = nn.functional.cross_entropy(output(model(table(x)))[:, -1], x[:, 0])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[0] > 0.6
+    assert losses[-1] < 0.1
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_decoder():
+    torch.manual_seed(0)
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(D, 2, 16, dropout=0.0, batch_first=True), 2).eval()
+    replace(model, {-1: STACKS["superposition"]()})
+    x, memory = torch.randn(B, T, D), torch.randn(B, 3, D)
+    y = model(x, memory, tgt_mask=CAUSAL)
+    layer = model.layers[1]
+    z = model.layers[0](x, memory, tgt_mask=CAUSAL)
+    z = layer.norm1(z + layer.self_attn.stack(z))
+    z = layer.norm2(z + layer.multihead_attn(z, memory, memory)[0])
+    z = layer.norm3(z + layer.linear2(layer.linear1(z).relu()))
+    torch.testing.assert_close(y, z)
+
+
+def test_takes_device_type_and_mode_of_the_old_one():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 16, batch_first=True), 2).double().eval()
+    replace(model, {0: STACKS["nondeterministic"]()})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    assert not any(module.training for module in model.modules())
+    again = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 16, batch_first=True), 2).double().eval()
+    replace(again, {0: STACKS["nondeterministic"]()})
+    again.load_state_dict(copy.deepcopy(model.state_dict()))
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    assert torch.equal(model(x), again(x))
+
+
+def test_masks_that_hide_only_the_future_are_fine():
+    attention = StackSelfAttention(STACKS["superposition"](), batch_first=True)
+    x = torch.randn(B, T, D)
+    y, weights = attention(x, x, x, need_weights=False)
+    assert weights is None
+    nothing, per_head = torch.zeros(T, T), CAUSAL.expand(B * 2, T, T)
+    for mask in (CAUSAL, nothing, torch.where(CAUSAL, -torch.inf, 0.0), per_head):
+        assert torch.equal(attention(x, x, x, attn_mask=mask, need_weights=False)[0], y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attn_mask": ~CAUSAL}, "attn_mask: .*a stack reads all of its past"),
+        ({"attn_mask": CAUSAL | (torch.arange(T) == 0)}, "attn_mask: .*a stack reads all of its past"),
+        ({"attn_mask": torch.randn(T, T)}, "attn_mask: expected only 0 and -inf"),
+        ({"key_padding_mask": torch.ones(B, T)}, "key_padding_mask: expected only 0 and -inf"),
+        ({"need_weights": True}, "need_weights: .*return_weights=True"),
+        ({"key": torch.zeros(B, T, D)}, "key, value: expected the query itself"),
+        ({"value": torch.zeros(B, T, D)}, "key, value: expected the query itself"),
+    ],
+)
+def test_what_cannot_be_honoured(change, message):
+    attention = StackSelfAttention(STACKS["superposition"](), batch_first=True)
+    x = torch.randn(B, T, D)
+    with pytest.raises(ValueError, match=message):
+        attention(**{"query": x, "key": x, "value": x, "need_weights": False, **change})
+
+
+@pytest.mark.parametrize(
+    ("index", "d_model", "message"),
+    [(3, D, "expected indices of 3 layers, got 3"), (0, 10, "expected d_model 8 in layer 0, got 10"),
+     (1, D, "expected a MultiheadAttention in layer 1, got StackSelfAttention")],
+)  # fmt: skip
+def test_wrong_places(index, d_model, message):
+    model = encoder()
+    with pytest.raises(ValueError, match=message):
+        replace(model, {index: SuperpositionStackAttention(d_model)})
