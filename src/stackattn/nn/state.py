@@ -25,27 +25,23 @@ class State:
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each tensor."""
-        return self._each(function, "map", function)
+
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return function(value)
+            if isinstance(value, tuple):
+                return tuple(map(apply, value))
+            return value.map(function) if hasattr(value, "map") else value
+
+        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
     def reorder(self: Self, index: Tensor) -> Self:
         """The states of the sequences `index`, as a new batch: for beam search."""
-        return self._each(lambda x: x.index_select(0, index), "reorder", index)
+        return self.map(lambda x: x.index_select(0, index))
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
         return self.map(torch.Tensor.detach)
-
-    def _each(self: Self, on_tensors: Callable[[Tensor], Tensor], method: str, argument: Any) -> Self:
-        """With `on_tensors` applied to the tensors, and the method of that name called on the states inside."""
-
-        def apply(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return on_tensors(value)
-            if isinstance(value, tuple):
-                return tuple(map(apply, value))
-            return getattr(value, method)(argument) if hasattr(value, method) else value
-
-        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
