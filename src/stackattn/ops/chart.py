@@ -42,13 +42,13 @@ def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
     S, C = QS // Q, (n + 1) * Q
     D, P = steps.push.new_zeros(B, S, C, C), steps.push.new_zeros(B, S, C, C)
     for j in range(n - 1, -1, -1):
-        now, after, inner = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, (j + 2) * Q), slice((j + 2) * Q, C)
-        below = D[:, :, after].reshape(B, QS, C)
-        P[:, :, now] = (steps.push[j] @ below).reshape(B, S, Q, C)
+        now, after, later = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, (j + 2) * Q), slice((j + 2) * Q, C)
+        below = D[:, :, after, later].reshape(B, QS, C - (j + 2) * Q)
+        P[:, :, now, later] = (steps.push[j] @ below).reshape(B, S, Q, C - (j + 2) * Q)
         if j > 0:  # the bottom element is never popped
-            row = (steps.replace[j] @ below).reshape(B, S, Q, C) + P[:, :, now, inner] @ D[:, :, inner]
-            row[..., after] = steps.pop[j].reshape(B, S, Q, Q)
-            D[:, :, now] = row
+            kept = (steps.replace[j] @ below).reshape(B, S, Q, C - (j + 2) * Q)
+            D[:, :, now, later] = kept + P[:, :, now, later] @ D[:, :, later, later]
+            D[:, :, now, after] = steps.pop[j].reshape(B, S, Q, Q)
     F, alpha = steps.push.new_zeros(B, S, n + 1, C), steps.push.new_zeros(n + 1, B, QS)
     alpha[0, :, 0] = _one(alpha)
     if not superposition:
@@ -65,39 +65,45 @@ def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
 
 
 def walk_back(steps: Steps, chart: Chart, dF: Number, Q: int, superposition: bool = False) -> Steps:
-    """Gradients with respect to the transition weights, from those with respect to F (which is used up)."""
+    """Gradients with respect to the transition weights, from those with respect to F (which is used up).
+
+    Each row or column gathers its gradient when its turn comes, from those that used it and are complete.
+    """
     n, B, QS, _ = steps.push.shape
     S, C = QS // Q, (n + 1) * Q
     D, P, F, alpha = chart
-    dD, dP = D.new_zeros(B, S, C, C), D.new_zeros(B, S, C, C)
     push, replace = D.new_zeros(n, B, QS, QS), D.new_zeros(n, B, QS, QS)
     pop = D.new_zeros(n, B, QS, Q)
     for t in range(n, 0, -1):
-        now, before, inner = slice(t * Q, (t + 1) * Q), slice((t - 1) * Q, t * Q), slice(0, (t - 1) * Q)
-        pushed = dF[:, :, t, now].reshape(B, 1, QS)
+        now, before, later = slice(t * Q, (t + 1) * Q), slice((t - 1) * Q, t * Q), slice((t + 2) * Q, C)
+        # of F[i -> t] for i <= t
+        column = dF[:, :, : t + 1, now] + dF[:, :, : t + 1, later] @ P[:, :, now, later].mT
+        dF[:, :, : t + 1, now] = column
+        pushed = column[:, :, t].reshape(B, 1, QS)
         push[t - 1] = alpha[t - 1][:, :, None] * pushed
         dalpha = (pushed @ steps.push[t - 1].mT).reshape(B, S, 1, Q)
-        kept = dF[:, :, :t, now].transpose(1, 2).reshape(B, t, QS)
+        kept = column[:, :, :t].transpose(1, 2).reshape(B, t, QS)
         on_top = F[:, :, :t, before].transpose(1, 2).reshape(B, t, QS)
         replace[t - 1] = on_top.mT @ kept
         below = (kept @ steps.replace[t - 1].mT).reshape(B, t, S, Q).transpose(1, 2)
         dF[:, :, :t, before] = dF[:, :, :t, before] + (below if superposition else below + dalpha)
-        dP[:, :, inner, now] = F[:, :, :t, inner].mT @ dF[:, :, :t, now]
-        # F[i -> k] has no entries for i > k, so what is added there is never read
-        dF[:, :, :t, inner] = dF[:, :, :t, inner] + dF[:, :, :t, now] @ P[:, :, inner, now].mT
+    dP = F.mT @ dF  # what is not at k <= t - 2 means nothing, and is not read
+    dD = D.new_zeros(B, S, C, C)
     for j in range(n):
-        now, after, inner = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, (j + 2) * Q), slice((j + 2) * Q, C)
+        now, after, later = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, (j + 2) * Q), slice((j + 2) * Q, C)
+        width = C - (j + 2) * Q
         if j > 0:
-            dP[:, :, now, inner] = dP[:, :, now, inner] + dD[:, :, now, inner] @ D[:, :, inner, inner].mT
-            dD[:, :, inner, inner] = dD[:, :, inner, inner] + P[:, :, now, inner].mT @ dD[:, :, now, inner]
+            earlier, tail = slice(0, max(j - 1, 0) * Q), slice((j + 1) * Q, C)
+            dD[:, :, now, tail] = dD[:, :, now, tail] + P[:, :, earlier, now].mT @ dD[:, :, earlier, tail]
             pop[j] = dD[:, :, now, after].reshape(B, QS, Q)
-        below = D[:, :, after, inner].reshape(B, QS, C - (j + 2) * Q)
-        inner_runs = dP[:, :, now, inner].reshape(B, QS, C - (j + 2) * Q)
-        kept = dD[:, :, now, inner].reshape(B, QS, C - (j + 2) * Q)
+            dP[:, :, now, later] = dP[:, :, now, later] + dD[:, :, now, later] @ D[:, :, later, later].mT
+        below = D[:, :, after, later].reshape(B, QS, width)
+        inner_runs = dP[:, :, now, later].reshape(B, QS, width)
+        kept = dD[:, :, now, later].reshape(B, QS, width)
         push[j] = push[j] + inner_runs @ below.mT
         replace[j] = replace[j] + kept @ below.mT
         given = steps.push[j].mT @ inner_runs + steps.replace[j].mT @ kept
-        dD[:, :, after, inner] = dD[:, :, after, inner] + given.reshape(B, S, Q, C - (j + 2) * Q)
+        dD[:, :, after, later] = given.reshape(B, S, Q, width)
     return Steps(push, replace, pop)
 
 

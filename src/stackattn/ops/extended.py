@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_MOST_TERMS = 2**24  # of a product that are in memory at once
 _ZERO_EXPONENT = -(2.0**50)  # so low that no sum of real exponents comes near it
 _LN2 = 0.6931471805599453
 # ln 2 in two parts, the first with zeros at its end: exponent * _LN2_HIGH is exact
@@ -82,12 +83,17 @@ class Extended:
         return Extended(*(x.squeeze(dim) for x in (result.mantissa, result.exponent)))
 
     def __matmul__(self, other: Extended) -> Extended:
-        exponent = self.exponent[..., :, :, None] + other.exponent[..., None, :, :]  # (..., M, K, N)
-        if exponent.shape[-2] == 0:
-            return self.new_zeros(*exponent.shape[:-2], exponent.shape[-1])
-        top = exponent.amax(-2, keepdim=True)
-        terms = _scaled(self.mantissa[..., :, :, None] * other.mantissa[..., None, :, :], exponent - top)
-        return Extended.normal(terms.sum(-2), top.squeeze(-2))
+        M, K = self.shape[-2:]
+        rows = max(1, _MOST_TERMS // max(1, self.shape[:-2].numel() * K * other.shape[-1]))
+        result = self.new_zeros(*self.shape[:-1], other.shape[-1])
+        for at in range(0, M if K else 0, rows):
+            part = (..., slice(at, at + rows), slice(None))
+            ours, theirs = self[part], other
+            exponent = ours.exponent[..., :, :, None] + theirs.exponent[..., None, :, :]  # (..., rows, K, N)
+            top = exponent.amax(-2, keepdim=True)
+            terms = _scaled(ours.mantissa[..., :, :, None] * theirs.mantissa[..., None, :, :], exponent - top)
+            result[part] = Extended.normal(terms.sum(-2), top.squeeze(-2))
+        return result
 
 
 def _scaled(mantissa: Tensor, exponent: Tensor) -> Tensor:
