@@ -208,7 +208,7 @@ def test_cache_is_repeated_selected_and_reset():
     cache = model(tokens, use_cache=True).past_key_values
     assert isinstance(cache.layers[1], StackCacheLayer)
     cache.batch_repeat_interleave(2)
-    cache.batch_select_indices(torch.tensor([3, 0]))
+    cache.batch_select_indices(torch.tensor([2, 1]))
     more = torch.tensor([[3], [4]])
     expected = model(torch.cat([tokens[[1, 0]], more], dim=1)).logits[:, -1:]
     torch.testing.assert_close(model(more, past_key_values=cache).logits, expected)
