@@ -102,8 +102,8 @@ def test_time_first_and_single_sequences(norm_first):
     y = first(x, mask=CAUSAL)
     torch.testing.assert_close(second(x.transpose(0, 1), mask=CAUSAL).transpose(0, 1), y)
     torch.testing.assert_close(first(x[1], mask=CAUSAL), y[1])
-    padding = torch.tensor([False] * 4 + [True] * 2)
-    torch.testing.assert_close(first(x[1], src_key_padding_mask=padding)[:4], first(x[1, :4]))
+    padding = torch.tensor([True] * 2 + [False] * 4)
+    torch.testing.assert_close(first(x[1], src_key_padding_mask=padding)[2:], first(x[1, 2:]))
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -172,6 +172,7 @@ def test_masks_that_hide_only_the_future_are_fine():
     [
         ({"attn_mask": ~CAUSAL}, "attn_mask: .*a stack reads all of its past"),
         ({"attn_mask": CAUSAL | (torch.arange(T) == 0)}, "attn_mask: .*a stack reads all of its past"),
+        ({"attn_mask": torch.eye(T).bool()}, "attn_mask: .*a stack reads all of its past"),
         ({"attn_mask": torch.randn(T, T)}, "attn_mask: expected only 0 and -inf"),
         ({"key_padding_mask": torch.ones(B, T)}, "key_padding_mask: expected only 0 and -inf"),
         ({"need_weights": True}, "need_weights: .*return_weights=True"),

@@ -104,8 +104,8 @@ class GPT2StackAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """(B, T, d_model) -> (B, T, d_model), and None for the weights. `kwargs` has what only other kinds of attention
         want."""
-        real = _real_steps(attention_mask, *hidden_states.shape[:2])
         layer = None if past_key_values is None else self._cache_layer(past_key_values)
+        real = _real_steps(attention_mask, *hidden_states.shape[:2])
 
         def attend(x: Tensor, lengths: Tensor | None) -> Tensor:
             return self.stack(x, lengths) if layer is None else layer.extend(self.stack, x, lengths)
@@ -126,10 +126,8 @@ class GPT2StackAttention(nn.Module):
         if isinstance(layer, StackCacheLayer):
             return layer
         if type(layer) is not DynamicLayer or layer.get_seq_length():
-            what = f"a {type(layer).__name__} with {layer.get_seq_length()} steps"
-            raise ValueError(
-                f"past_key_values: expected an empty DynamicCache, or one that this model filled, got {what}"
-            )
+            got = f"a {type(layer).__name__} in layer {self.layer_idx}"
+            raise ValueError(f"past_key_values: expected a DynamicCache, empty or filled by this model, got {got}")
         new = cache.layers[self.layer_idx] = StackCacheLayer()
         return new
 
@@ -145,7 +143,7 @@ def _real_steps(mask: Tensor | None, B: int, T: int) -> Tensor | None:
     if mask.dtype != torch.bool and not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
         raise ValueError("attention_mask: expected only 0 and -inf: a stack has no logits to add other numbers to")
     visible = visible[:, 0, :, -T:].expand(B, T, T)
-    real = visible[:, -1]
+    real = visible.diagonal(dim1=1, dim2=2)  # padding is hidden even from itself
     check_past_is_visible("attention_mask", visible | ~real[:, None] | ~real[..., None])
     return real
 

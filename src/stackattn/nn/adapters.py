@@ -88,14 +88,13 @@ class StackSelfAttention(nn.Module):
 
 
 def without_padding_anywhere(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, real: Tensor) -> Tensor:
-    """What `function` makes of the `real` (B, T) steps of x (B, T, d), as if there were no others; these get zeros.
+    """What `function` makes of the `real` (B, T) steps of x (B, T, d), as if there were no others.
 
-    `function` takes x with the real steps first, and `lengths`.
+    `function` takes x with the real steps first, and `lengths`; the other steps get what it puts behind these.
     """
     order = (~real).long().argsort(dim=1, stable=True)[..., None]
     y = function(x.take_along_dim(order, 1), real.sum(1))
-    y = torch.zeros_like(y).scatter(1, order.expand_as(y), y)
-    return y.where(real[..., None], 0)
+    return torch.zeros_like(y).scatter(1, order.expand_as(y), y)
 
 
 def check_past_is_visible(name: str, visible: Tensor) -> None:
