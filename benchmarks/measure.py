@@ -73,7 +73,7 @@ def weigh(build: Callable[[Shape], Step], shape: Shape, threads: int) -> dict[st
     `peak` is what the step needs above its inputs, outputs and gradients; `process_peak` is all that the process holds.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.steps", "torch._dynamo"])  # the first call of an operator imports it
+    context.set_forkserver_preload(["benchmarks.models", "torch._dynamo"])  # the first call of an operator imports it
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_weigh, build, shape, threads).result()
 
