@@ -206,9 +206,12 @@ def run_experiment(
     run.check(to_values(config), resume)
     task = _named("language", CFLTask, config)
     model = _named("model", build_model, config, len(task.language.symbols))
-    state = run.start(to_values(config), resume)  # not before: what cannot be built leaves no folder
     best = run.folder / "best"
-    return train(model, task, config.training, run, lambda m: save(m, best), state, watcher, deadline)
+    try:
+        state = run.start(to_values(config), resume)  # not before: what cannot be built leaves no folder
+        return train(model, task, config.training, run, lambda m: save(m, best), state, watcher, deadline)
+    finally:
+        run.close()
 
 
 def _named(section: str, make: Callable[..., T], *arguments: Any) -> T:

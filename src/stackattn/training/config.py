@@ -78,7 +78,7 @@ def _build(cls: Any, values: Any, prefix: str, source: str, places: dict[str, st
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, 1, 0.5)
-            meant = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(fields)}"
+            meant = f"did you mean {prefix + near[0]!r}?" if near else f"expected one of {', '.join(fields)}"
             fail(f"{prefix}{key}", f"unknown key {prefix + str(key)!r}; {meant}")
     made = {}
     for name, field in fields.items():

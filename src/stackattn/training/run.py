@@ -46,7 +46,7 @@ class Run:
         self.folder = Path(folder)
         self._tensorboard = tensorboard
         self._scalars: Any = None
-        self._lock: Any = None
+        self._lock: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -79,6 +79,14 @@ class Run:
             if self._tensorboard:
                 self._scalars = _summary_writer(self.folder / "tensorboard", lines + 1)
         return state
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self._scalars is not None:
+            self._scalars.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._scalars = self._lock = None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -176,10 +184,11 @@ class Run:
         """Two processes in one folder would spoil it. The system lets go of the lock when the process ends."""
         if fcntl is None:
             return
-        self._lock = open(self.folder / "lock", "w")  # noqa: SIM115
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.close()
             raise RunError(f"{self.folder}: another process is working on this run") from None
 
     def _read(self, name: str) -> Any:

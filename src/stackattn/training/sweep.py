@@ -92,7 +92,7 @@ def run_all(
                     continue
                 del running[end]
                 process.join()
-                result = values[0]
+                result: Any = values[0]
                 if kind == "failed":
                     failed.append(folder)
                     result = {"stopped": f"failed: {result}"}
