@@ -38,6 +38,7 @@ def demo_picture(
     try:
         from matplotlib.colors import PowerNorm
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
 
@@ -54,12 +55,12 @@ def demo_picture(
             color=colour,
             va="center",
         )
-    left.axhline(0, color="0.3", linewidth=1, linestyle=":")
     left.set_title(f"Learning {language}", fontsize=11)
     left.set_xlabel("epoch")
-    left.set_ylabel("nats per symbol above the true distribution")
+    left.set_ylabel("nats per symbol above the language's entropy")
     left.set_ylim(bottom=0 if all(y >= 0 for points in curves.values() for _, y in points) else None)
-    left.margins(x=0.1)
+    left.margins(x=0.12)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.spines[["top", "right"]].set_visible(False)
 
     T = len(tokens)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..training.cfl import CFLConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     train = commands.add_parser("train", help="train a model by a configuration file")
-    train.add_argument("config", help="a YAML file, such as those in experiments/cfl")
     train.add_argument("--out", required=True, help="folder of the run")
     train.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
     train.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
@@ -18,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensorboard", action="store_true", help="write scalars for TensorBoard too; needs stackattn[tensorboard]"
     )
     sweep = commands.add_parser("sweep", help="train from several random starts, each with its own learning rate")
-    sweep.add_argument("config", help="a YAML file, such as those in experiments/cfl")
     sweep.add_argument("--out", required=True, help="folder of the runs; the same command goes on with what is there")
     sweep.add_argument("--restarts", type=int, default=10, metavar="N", help="how many runs (default: %(default)s)")
     sweep.add_argument("--seed", type=int, default=0, help="of learning rates and seeds (default: %(default)s)")
     sweep.add_argument("--processes", type=int, help="runs at once, one thread each (default: one for each core)")
     sweep.add_argument("--budget", type=float, metavar="MINUTES", help="stop after so long; the same command goes on")
     for command in (train, sweep):
+        command.add_argument("config", nargs="?", help="a YAML file, such as those in experiments/cfl; or --set it all")
         command.add_argument(
             "--set",
             nargs="+",
@@ -60,14 +63,22 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
+def _config(args: argparse.Namespace) -> CFLConfig:
+    from ..training.cfl import CFLConfig
+    from ..training.config import from_values, load_config
+
+    if args.config is None:
+        return from_values(CFLConfig, {}, args.set)
+    return load_config(CFLConfig, args.config, args.set)
+
+
 def _train(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from ..training.cfl import CFLConfig, run_experiment
-    from ..training.config import load_config
+    from ..training.cfl import run_experiment
     from .progress import Watchers
 
-    config = load_config(CFLConfig, args.config, args.set)
+    config = _config(args)
     with Watchers() as watch:
         result = run_experiment(
             config,
@@ -91,12 +102,10 @@ def _sweep(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..training import load_config
-    from ..training.cfl import CFLConfig
     from ..training.sweep import best_of, restart, run_all
     from .progress import Watchers, outcome
 
-    config = load_config(CFLConfig, args.config, args.set)
+    config = _config(args)
     jobs = [(Path(args.out) / f"{i:02d}", restart(config, i, args.seed)) for i in range(args.restarts)]
     outcomes = {}
     with Watchers() as watch:

@@ -120,9 +120,10 @@ def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int |
         "   Shown after each epoch: the difference, in nats per symbol, between the model's cross-entropy and the "
         "language's own entropy. 0 is perfect.",
         markup=False,
+        soft_wrap=True,
     )
     if all(Run(out / name).finished for name in MODELS):
-        console.print(f"   Both runs in {out} are finished; remove the folder to train them again.", markup=False)
+        console.print(f"   Both runs in {out} are finished; remove the folder to train them again.", soft_wrap=True)
     with Watchers() as watch:
         failed = run_all(
             [(out / name, job) for name, job in jobs.items()],
@@ -156,8 +157,9 @@ def show_table(console: Console, out: Path) -> None:
     from ..training import Run
 
     table = Table(title="Validation, nats per symbol (the end of a string is a symbol)", title_justify="left")
-    for column in ("", "parameters", "cross-entropy", "above the language's entropy", "epoch", "seconds"):
-        table.add_column(column, justify="right" if column else "left")
+    table.add_column("", no_wrap=True)
+    for column in ("parameters", "cross-entropy", "difference", "epoch", "seconds"):
+        table.add_column(column, justify="right")
     bound = 0.0
     for name, label in MODELS.items():
         result = Run(out / name).result()
@@ -180,7 +182,9 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
 
     language = config.language.make()
     length = min(SHOWN_LENGTH, config.language.lengths[1])
-    (string,) = evaluation_set(language, 0, (length, length), 1).strings
+    # of a few strings the one with most changes of symbol: it is the easiest to follow
+    strings = evaluation_set(language, 0, (length, length), 10).strings
+    string = max(strings, key=lambda string: int((string[1:] != string[:-1]).sum()))
     weights = stack_weights(load(out / "tf-nd/best"), [len(language.symbols), *string])
     tokens = ["BOS", *(language.symbols[i] for i in string)]
     curves = {
@@ -192,5 +196,7 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     except ModuleNotFoundError as error:
         console.print(f"No picture: {error}", markup=False)
         return
-    console.print("Left: both learning curves. Right: what the trained stack has on top after each symbol of a string.")
+    console.print(
+        "The picture: both learning curves, and what the trained stack has on top after each symbol of a string."
+    )
     console.print(f"Written to {path}", soft_wrap=True)

@@ -95,7 +95,9 @@ def _table(figures: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("task", "model", "restarts", "best difference", "epoch", "learning rate", "minutes of that run")
+    table = Table(title="The best restart of each, by validation", title_justify="left")
+    for name in ("task", "model", "restarts", "difference", "epoch", "rate", "minutes"):
+        table.add_column(name, no_wrap=True)
     for row in figures:
         best = row["best"]
         numbers = f"{best['cross_entropy_difference']:.4f}", str(best["epoch"]), f"{best['learning_rate']:.2g}"
