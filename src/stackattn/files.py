@@ -17,8 +17,25 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
+        _flush_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Take away what `write_atomically` left behind when it was killed."""
+    for partial in folder.rglob(".*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """The new name, too, survives a power cut; Windows has no such thing."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

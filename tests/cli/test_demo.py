@@ -5,27 +5,61 @@ import torch
 
 from stackattn.analysis import attention_map
 from stackattn.cli import main
-from stackattn.cli.demo import TOKENS, bracket_transitions, list_stack
+from stackattn.cli.demo import CONFIGS, TOKENS, bracket_transitions, list_stack
+from stackattn.training import Run
 
 
-def test_demo_runs_and_writes_its_picture(tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path), "--steps", "4", "6"]) == 0
+@pytest.mark.slow
+def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeypatch):
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    for name in ("tf", "tf-nd"):  # the demo's own, with fewer batches
+        text = (CONFIGS / f"{name}.yaml").read_text()
+        (configs / f"{name}.yaml").write_text(text.replace("train_batches: 250", "train_batches: 10"))
+    command = ["demo", "--out", str(tmp_path / "out"), "--epochs", "2", "--configs", str(configs)]
+    assert main(command) == 0
     printed = capsys.readouterr().out
-    picture = tmp_path / "attention-map.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "attention-map.png" in printed
     assert f"agrees with a Python list at {len(TOKENS)} of {len(TOKENS)} steps" in printed
-    assert "reference" in printed
+    assert (tmp_path / "out/demo.png").read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path / "out/demo.png") in printed
+    bounds = set()
+    for name in ("tf", "tf-nd"):
+        best = Run(tmp_path / "out" / name).result()["best"]
+        assert f"{best['cross_entropy_difference']:.4f}" in printed
+        bounds.add(round(best["cross_entropy"] - best["cross_entropy_difference"], 6))
+    assert len(bounds) == 1  # both saw the same strings
+    assert f"{bounds.pop():.4f}" in printed
+    assert "36,576" in printed
 
-
-def test_demo_without_matplotlib_does_the_rest_and_names_the_extra(tmp_path, capsys, monkeypatch):
+    # again: nothing is trained, and without matplotlib it says what to install
+    (tmp_path / "out/demo.png").unlink()
     for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert main(["demo", "--out", str(tmp_path), "--steps", "4"]) == 0
+    assert main(command) == 0
     printed = capsys.readouterr().out
+    assert "are finished" in printed
     assert "stackattn[plot]" in printed
-    assert "reference" in printed
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "out/demo.png").exists()
+    assert main([*command, "--seed", "1"]) == 2
+    assert "another configuration (language.seed: 0, not 1)" in capsys.readouterr().out
+
+
+def test_demo_says_what_it_needs(tmp_path, capsys):
+    assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "tf.yaml is not there: run the demo in a checkout" in capsys.readouterr().err
+
+
+def test_stack_weights_are_those_of_the_stack_layer():
+    from stackattn.analysis.demo import stack_weights
+    from stackattn.models import TransformerLM, TransformerLMConfig
+
+    model = TransformerLM(TransformerLMConfig(3, 3, "1.nondeterministic-2-2-3", 8, 2, 16)).eval()
+    weights = stack_weights(model, [2, 0, 1, 1, 0])
+    assert weights.shape == (5, 6)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(5))
+    assert not weights.triu(2).any()
+    torch.testing.assert_close(stack_weights(model, [2, 0, 1]), weights[:3, :4])
+    assert not torch.allclose(stack_weights(model, [2, 1, 1, 1, 0]), weights)
 
 
 def test_list_stack():

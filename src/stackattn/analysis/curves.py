@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
 from ..training.run import Run
+from .attention_map import INSTALL
 
 LABELS = {
     "lstm": "LSTM",
@@ -22,23 +21,22 @@ LABELS = {
 
 def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
     """The paper's Figure 2 from the best run of each cell: validation by epoch (left), test by length (right)."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
 
     tasks = list(dict.fromkeys(row["task"] for row in figures))
-    figure, axes = plt.subplots(
-        len(tasks), 2, figsize=(7.5, 2.1 * len(tasks) + 0.7), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(7.5, 2.1 * len(tasks) + 0.7), layout="constrained")
+    axes = figure.subplots(len(tasks), 2, squeeze=False)
     styles = {model: (f"C{i}", ("-", "--")[i < 3]) for i, model in enumerate(LABELS)}
-    handles = {}
     for (left, right), task in zip(axes, tasks, strict=True):
         for row in (row for row in figures if row["task"] == task):
             colour, line = styles[row["model"]]
             label = f"{LABELS[row['model']]} ({row['restarts']})"
             metrics = Run(row["run"]).metrics()
             epochs, differences = zip(*((m["epoch"], m["cross_entropy_difference"]) for m in metrics), strict=True)
-            (handle,) = left.plot(epochs, differences, line, color=colour, linewidth=1.2, label=label)
-            handles.setdefault(LABELS[row["model"]], handle)
+            left.plot(epochs, differences, line, color=colour, linewidth=1.2, label=label)
             test = json.loads((Path(row["run"]) / "test.json").read_text())["lengths"]
             lengths = [r["length"] for r in test]
             right.plot(lengths, [r["difference"] for r in test], line, color=colour, linewidth=1.2)
@@ -56,5 +54,4 @@ def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
     made = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
     for file in made:
         figure.savefig(file, dpi=160)
-    plt.close(figure)
     return made

@@ -1,9 +1,9 @@
-"""Show the operators at work: a stack that reads brackets, its speed beside the reference, and a picture of it."""
+"""The main job: a stack reads brackets; then a transformer and a stack transformer learn a language side by side."""
 
 from __future__ import annotations
 
 import argparse
-import time
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,37 +11,43 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
+    from ..training.cfl import CFLConfig
+
 TOKENS = list("([](()[()]))[[]()]")
 OPENING = {")": "(", "]": "["}
 SYMBOLS = ("⊥", "(", "[")  # of the stack; the bottom symbol comes first
-LONGEST_WAIT = 20.0  # seconds: what would take longer is not timed
+CONFIGS = Path(__file__).parents[3] / "experiments/demo"
+MODELS = {"tf": "Tf", "tf-nd": "Tf+Nd"}
+SHOWN_LENGTH = 16  # of the string whose attention map is drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="out/demo", help="folder for what the demo writes (default: %(default)s)")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        nargs="+",
-        default=[40, 50, 60],
-        metavar="T",
-        help="sequence lengths to time, shortest first",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, help="train for so many epochs (default: as the configurations say)")
+    parser.add_argument("--seed", type=int, default=0, help="of noise, data and training (default: %(default)s)")
+    parser.add_argument("--configs", default=CONFIGS, help="folder with tf.yaml and tf-nd.yaml (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
+    try:
+        from rich.console import Console
 
-    console = Console(highlight=False)
-    weights, tops = read_brackets(console, args.seed)
-    compare_speed(console, args.steps)
-    draw(console, weights, tops, Path(args.out) / "attention-map.png")
-    return 0
+        from ..training import RunError
+
+        console = Console(highlight=False)
+        try:
+            read_brackets(console, args.seed)
+            return compare(console, Path(args.out), Path(args.configs), args.seed, args.epochs)
+        except (ValueError, RunError, OSError) as error:
+            print(f"stackattn demo: {error}", file=sys.stderr)
+            return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        return 130
 
 
-def read_brackets(console: Console, seed: int) -> tuple[Tensor, list[int]]:
-    """Run a noisy stack on a string of brackets; its attention map (T, T + 1), and what a list has on top."""
+def read_brackets(console: Console, seed: int) -> None:
+    """Run a noisy stack on a string of brackets, beside a Python list."""
     import torch
     from rich.table import Table
 
@@ -63,7 +69,6 @@ def read_brackets(console: Console, seed: int) -> tuple[Tensor, list[int]]:
         )
     console.print(table, markup=False)
     console.print(f"The stack agrees with a Python list at {agree} of {len(tops)} steps.\n")
-    return weights, tops
 
 
 def bracket_transitions(tokens: list[str], generator, right: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,77 +106,97 @@ def _element(columns: list[str], index: int) -> str:
     return columns[index] if index == 0 else f"{columns[index]}  of step {index - 1}"
 
 
-def compare_speed(console: Console, lengths: list[int]) -> None:
-    import torch
-    from rich.progress import Progress
+def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int | None) -> int:
+    """Train both models at once, one process each, and show what came out."""
+    from ..training import Run
+    from ..training.sweep import run_all
+    from .progress import Watchers, outcome
+
+    jobs = {name: configure(configs / f"{name}.yaml", seed, epochs) for name in MODELS}
+    about = jobs["tf"].language
+    console.print(
+        f"2. A transformer (Tf) and one with a stack in its middle layer (Tf+Nd) learn {about.name}, strings of "
+        f"{about.lengths[0]} to {about.lengths[1]} symbols. Two processes, {jobs['tf'].training.max_epochs} epochs.\n"
+        "   Shown after each epoch: the difference, in nats per symbol, between the model's cross-entropy and the "
+        "language's own entropy. 0 is perfect.",
+        markup=False,
+        soft_wrap=True,
+    )
+    if all(Run(out / name).finished for name in MODELS):
+        console.print(f"   Both runs in {out} are finished; remove the folder to train them again.", soft_wrap=True)
+    with Watchers() as watch:
+        failed = run_all(
+            [(out / name, job) for name, job in jobs.items()],
+            processes=len(MODELS),
+            report=lambda folder, result: watch.done(MODELS[folder.name], outcome(MODELS[folder.name], result)),
+            watch=lambda folder: watch(MODELS[folder.name], jobs[folder.name].training.max_epochs),
+        )
+    if failed:
+        return 2
+    console.print()
+    show_table(console, out)
+    draw(console, out, jobs["tf-nd"])
+    return 0
+
+
+def configure(path: Path, seed: int, epochs: int | None) -> CFLConfig:
+    from ..training import load_config
+    from ..training.cfl import CFLConfig
+
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there: run the demo in a checkout, or say --configs FOLDER")
+    seeds = ("language.seed", "training.init_seed", "training.shuffle_seed")
+    overrides = [f"{key}={seed}" for key in seeds]
+    return load_config(CFLConfig, path, overrides + ([] if epochs is None else [f"training.max_epochs={epochs}"]))
+
+
+def show_table(console: Console, out: Path) -> None:
     from rich.table import Table
 
-    from stackattn import backends
+    from ..models.saving import load
+    from ..training import Run
 
-    names = [name for name, status in backends().items() if status == "available"]
-    times: dict[tuple[int, str], float] = {}
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("timing", total=sum(T**2 for T in lengths) * len(names))
-        for before, T in zip([0, *lengths], lengths, strict=False):
-            for name in names:
-                progress.update(task, description=f"timing {name}, {T} steps")
-                expected = times.get((before, name), 0.0) * (T / max(1, before)) ** 3
-                if before == 0 or expected < LONGEST_WAIT:
-                    times[T, name] = best_time(name, T, repeats=1 if name == "reference" else 5)
-                progress.advance(task, T**2)
-    table = Table(title="2. Forward and backward, 10 sequences, 3 states, 3 symbols", title_justify="left")
-    table.add_column("steps", justify="right")
-    for name in names:
-        table.add_column(name, justify="right")
-    table.add_column("reference / fastest", justify="right")
-    for T in lengths:
-        found = {name: times[T, name] for name in names if (T, name) in times}
-        ratio = f"{found['reference'] / min(found.values()):,.0f}" if "reference" in found else "-"
-        table.add_row(str(T), *(_milliseconds(found[name]) if name in found else "-" for name in names), ratio)
+    table = Table(title="Validation, nats per symbol (the end of a string is a symbol)", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for column in ("parameters", "cross-entropy", "difference", "epoch", "seconds"):
+        table.add_column(column, justify="right")
+    bound = 0.0
+    for name, label in MODELS.items():
+        result = Run(out / name).result()
+        best = result["best"]
+        bound = best["cross_entropy"] - best["cross_entropy_difference"]
+        parameters = sum(x.numel() for x in load(out / name / "best").parameters())
+        numbers = f"{best['cross_entropy']:.4f}", f"{best['cross_entropy_difference']:.4f}", str(best["epoch"])
+        table.add_row(label, f"{parameters:,}", *numbers, f"{result['seconds']:.0f}")
+    table.add_section()
+    table.add_row("the language itself", "", f"{bound:.4f}", "0.0000", "", "")
     console.print(table, markup=False)
-    threads = torch.get_num_threads()
-    console.print(f"Best of 5 (reference: one run), {threads} thread{'s' * (threads > 1)}, float32.")
-    for name, status in backends().items():
-        if status != "available":
-            console.print(f"{name} is missing: {status}", markup=False)
-    console.print()
 
 
-def best_time(backend: str, T: int, repeats: int, B: int = 10, Q: int = 3, S: int = 3) -> float:
-    """Seconds for a forward and backward pass."""
-    import torch
+def draw(console: Console, out: Path, config: CFLConfig) -> None:
+    """Both learning curves, and where the trained stack looks on one string."""
+    from ..analysis.demo import demo_picture, stack_weights
+    from ..languages import evaluation_set
+    from ..models.saving import load
+    from ..training import Run
 
-    from stackattn import nondeterministic_weights
-
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q))
-    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
-    grad = torch.randn((B, T, T + 1, Q, S), generator=generator)
-    nondeterministic_weights(*(x[:1, :3] for x in inputs), backend=backend).sum().backward()
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        torch.autograd.grad(nondeterministic_weights(*inputs, backend=backend), inputs, grad)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1000:.1f} ms"
-
-
-def draw(console: Console, weights: Tensor, tops: list[int], path: Path) -> None:
-    from stackattn.analysis import attention_map
-
-    console.print("3. The same stack as an attention map")
+    language = config.language.make()
+    length = min(SHOWN_LENGTH, config.language.lengths[1])
+    # of a few strings the one with most changes of symbol: it is the easiest to follow
+    strings = evaluation_set(language, 0, (length, length), 10).strings
+    string = max(strings, key=lambda string: int((string[1:] != string[:-1]).sum()))
+    weights = stack_weights(load(out / "tf-nd/best"), [len(language.symbols), *string])
+    tokens = ["BOS", *(language.symbols[i] for i in string)]
+    curves = {
+        label: [(values["epoch"], values["cross_entropy_difference"]) for values in Run(out / name).metrics()]
+        for name, label in MODELS.items()
+    }
     try:
-        attention_map(weights, TOKENS, path, truth=tops)
+        path = demo_picture(curves, weights, tokens, out / "demo.png", language=config.language.name)
     except ModuleNotFoundError as error:
         console.print(f"No picture: {error}", markup=False)
         return
-    console.print(f"Written to {path}", soft_wrap=True)
     console.print(
-        "Row t is weights[t].sum((-2, -1)) of nondeterministic_weights(...): how likely each pushed bracket "
-        "is to be on top after step t. A ring is what a Python list has on top.",
-        markup=False,
+        "The picture: both learning curves, and what the trained stack has on top after each symbol of a string."
     )
+    console.print(f"Written to {path}", soft_wrap=True)

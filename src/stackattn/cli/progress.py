@@ -1,4 +1,4 @@
-"""How a training run is shown: a bar with speed and time left on a terminal, plain lines elsewhere."""
+"""How training runs are shown: bars with speed and time left on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,56 +7,85 @@ from typing import Any
 
 
 class Lines:
-    """One line for each evaluation."""
+    """One line for each evaluation of a run."""
 
     def __init__(self, name: str):
         self.name = name
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
     def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
         pass
 
     def evaluation(self, values: dict[str, Any], best: bool) -> None:
-        print(f"{self.name}  {summary(values)}{'  (best)' if best else ''}", flush=True)
+        self.show(f"{self.name}  {summary(values)}{'  (best)' if best else ''}")
+
+    def show(self, line: str) -> None:
+        print(line, flush=True)
 
 
 class Bar(Lines):
-    def __init__(self, name: str):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    """A bar for each epoch and a line for each evaluation; or, if `epochs` are given, one bar for all of them."""
 
+    def __init__(self, name: str, progress: Any, epochs: int | None = None):
         super().__init__(name)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self.progress = Progress(
-            *columns, TextColumn("{task.fields[speed]}"), TimeRemainingColumn(), TextColumn("{task.fields[loss]}")
-        )
-        self.task = self.progress.add_task(name, speed="", loss="")
-
-    def __enter__(self) -> Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.progress.stop()
+        self.progress, self.epochs = progress, epochs
+        self.task = progress.add_task(name, total=None, speed="", figures="")
+        self.difference = ""
 
     def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
-        speed = self.progress.tasks[0].speed
+        speed = next(task.speed for task in self.progress.tasks if task.id == self.task)
         self.progress.update(
             self.task,
             description=f"{self.name} epoch {epoch + 1}",
-            completed=done,
-            total=total,
-            loss=f"loss {loss:.3f}",
+            completed=done + (epoch * total if self.epochs else 0),
+            total=total * (self.epochs or 1),
+            figures=f"loss {loss:.3f}{self.difference}",
             speed=f"{speed:.1f} batches/s" if speed else "",
         )
 
     def evaluation(self, values: dict[str, Any], best: bool) -> None:
-        self.progress.console.print(f"{self.name}  {summary(values)}{'  (best)' if best else ''}", highlight=False)
-        self.progress.reset(self.task, speed="", loss="")
+        if "cross_entropy_difference" in values:
+            self.difference = f"  difference {values['cross_entropy_difference']:.4f}"
+        if self.epochs is None:
+            super().evaluation(values, best)
+            self.progress.reset(self.task, speed="", figures="")
+
+    def show(self, line: str) -> None:
+        self.progress.console.print(line, highlight=False, markup=False)
+
+
+class Watchers:
+    """Makes what shows each run; used in a `with`."""
+
+    def __init__(self) -> None:
+        self.progress: Any = None
+        self.bars: dict[str, Bar] = {}
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            fields = [TextColumn(f"{{task.fields[{name}]}}") for name in ("speed", "figures")]
+            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+            self.progress = Progress(*columns, fields[0], TimeRemainingColumn(), fields[1])
+
+    def __enter__(self) -> Watchers:
+        if self.progress is not None:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def __call__(self, name: str, epochs: int | None = None) -> Lines:
+        if self.progress is None:
+            return Lines(name)
+        self.bars[name] = Bar(name, self.progress, epochs)
+        return self.bars[name]
+
+    def done(self, name: str, line: str) -> None:
+        """A run has ended: its bar goes, and a line says how it went."""
+        if name in self.bars:
+            self.progress.remove_task(self.bars.pop(name).task)
+        self.progress.console.print(line, highlight=False, markup=False) if self.progress else print(line, flush=True)
 
 
 def summary(values: dict[str, Any]) -> str:
@@ -68,5 +97,8 @@ def summary(values: dict[str, Any]) -> str:
     return "  ".join([*parts, f"lr {values['learning_rate']:.2g}", f"{values['seconds']:.0f} s"])
 
 
-def watcher(name: str) -> Lines:
-    return Bar(name) if sys.stdout.isatty() else Lines(name)
+def outcome(name: object, result: dict[str, Any]) -> str:
+    """How a run ended, in a line."""
+    best = result.get("best")
+    difference = f"  difference {best['cross_entropy_difference']:.4f} (epoch {best['epoch']})" if best else ""
+    return f"{name}: {result['stopped']}{difference}"

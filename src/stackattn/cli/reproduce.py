@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..files import write_json
-    from ..training import ConfigError, Run, RunError, load_config
+    from ..training import Run, RunError, load_config
     from ..training.cfl import CFLConfig, evaluate_run
     from ..training.sweep import best_of, restart, run_all
+    from .progress import Watchers, outcome
 
     out, configs = Path(args.out), Path(args.configs)
     cells = [(task, model) for task in args.tasks for model in args.models]
@@ -46,7 +47,16 @@ def run(args: argparse.Namespace) -> int:
         if args.budget != 0:
             missing = sum(not Run(folder).finished for folder, _ in jobs)
             print(f"{len(jobs) - missing} of {len(jobs)} runs are finished; training the others", flush=True)
-            run_all(jobs, args.processes, args.budget, args.minutes_each, _report)
+            with Watchers() as watch:
+                run_all(
+                    jobs,
+                    args.processes,
+                    args.budget,
+                    args.minutes_each,
+                    lambda folder, result: watch.done(str(folder), outcome(folder, result)),
+                    # where there are no bars, a line for each run will do
+                    lambda folder: watch(str(folder)) if watch.progress else None,
+                )
         figures = []
         for task, model in cells:
             found = best_of([folder for folder, _ in jobs if folder.parent == out / task / model])
@@ -54,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
                 continue
             folder, best = found
             test = folder / "test.json"
-            if not test.exists() or _older(test, folder / "best/config.json", folder / "best/model.safetensors"):
+            if not _tested(test, args.test, folder / "best/model.safetensors"):
                 write_json(test, evaluate_run(folder, (40, 100), args.test, 0))
             restarts = sum(bool(Run(f).metrics()) for f, _ in jobs if f.parent == folder.parent)
             figures.append({"task": task, "model": model, "run": folder, "best": best, "restarts": restarts})
-    except (ConfigError, RunError, FileNotFoundError) as error:
+    except (ValueError, RunError, OSError) as error:
         print(f"stackattn reproduce: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -71,21 +81,23 @@ def run(args: argparse.Namespace) -> int:
     return _draw(figures, out / "figure-2")
 
 
-def _report(folder: Path, result: dict) -> None:
-    best = result.get("best")
-    difference = f"  difference {best['cross_entropy_difference']:.4f}" if best else ""
-    print(f"{folder}: {result['stopped']}{difference}", flush=True)
+def _tested(path: Path, per_length: int, model: Path) -> bool:
+    """Whether the test was made of this model and with as many strings. Without its model it is kept as it is."""
+    import json
 
-
-def _older(path: Path, *others: Path) -> bool:
-    return any(other.exists() and other.stat().st_mtime > path.stat().st_mtime for other in others)
+    if not path.exists():
+        return False
+    same = json.loads(path.read_text(encoding="utf-8"))["per_length"] == per_length
+    return not model.exists() or (same and model.stat().st_mtime <= path.stat().st_mtime)
 
 
 def _table(figures: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("task", "model", "restarts", "best difference", "epoch", "learning rate", "minutes of that run")
+    table = Table(title="The best restart of each, by validation", title_justify="left")
+    for name in ("task", "model", "restarts", "difference", "epoch", "rate", "minutes"):
+        table.add_column(name, no_wrap=True)
     for row in figures:
         best = row["best"]
         numbers = f"{best['cross_entropy_difference']:.4f}", str(best["epoch"]), f"{best['learning_rate']:.2g}"
@@ -94,11 +106,12 @@ def _table(figures: list[dict]) -> None:
 
 
 def _draw(figures: list[dict], path: Path) -> int:
+    from ..analysis.curves import draw_figure_2
+
     try:
-        from ..analysis.curves import draw_figure_2
-    except ImportError as error:
-        print(f"no picture: {error}; install stackattn[plot]", file=sys.stderr)
+        for made in draw_figure_2(figures, path):
+            print(f"written to {made}")
+    except ModuleNotFoundError as error:
+        print(f"no picture: {error}", file=sys.stderr)
         return 1
-    for made in draw_figure_2(figures, path):
-        print(f"written to {made}")
     return 0

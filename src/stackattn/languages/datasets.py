@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..files import write_text as write_atomically
 from .grammar import PCFG
 from .language import Language, check_generator, check_integer, check_range
 from .tasks import TASKS, language
@@ -182,19 +183,6 @@ def evaluation_set(
     found = sample_every_length(language, lengths, per_length, np.random.default_rng(seed))
     found.about.update(set="test", seed=seed)
     return found
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _sample(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from torch.nn.functional import cross_entropy
 from ..languages import PCFG, Dataset, Language, evaluation_set, language, training_sets
 from ..models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 from ..models.saving import load, save
-from .config import from_values, to_values
+from .config import ConfigError, from_values, to_values
 from .loop import TrainingConfig, Watcher, train
 from .run import Run
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,13 @@ class LanguageOptions:
     validation_batches: int = 100
     batch_size: int = 10
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("train_batches", "validation_batches", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not 0 <= self.lengths[0] <= self.lengths[1]:
+            raise ValueError(f"lengths: expected the smallest and the largest one, got {list(self.lengths)}")
 
     def make(self) -> Language:
         if Path(self.name).suffix:
@@ -119,10 +128,14 @@ class CFLTask:
         symbols = sum(x.numel() + len(x) for x in self._validation.values())
         found = total / symbols
         return {
-            "score": math.exp(found) if self.published else found,
+            "score": _exp(found) if self.published else found,
             "cross_entropy": found,
             "cross_entropy_difference": found - self.lower_bound,
         }
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else x * math.inf  # nan stays nan
 
 
 def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tensor:
@@ -185,15 +198,28 @@ def run_experiment(
     resume: bool = False,
     watcher: Watcher | None = None,
     minutes: float | None = None,
+    tensorboard: bool = False,
 ) -> dict[str, Any]:
     """Train what `config` says, in a run folder; returns the result."""
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    run = Run(folder)
-    state = run.start(to_values(config), resume)
-    task = CFLTask(config)
-    model = build_model(config, len(task.language.symbols))
+    run = Run(folder, tensorboard)
+    run.check(to_values(config), resume)
+    task = _named("language", CFLTask, config)
+    model = _named("model", build_model, config, len(task.language.symbols))
     best = run.folder / "best"
-    return train(model, task, config.training, run, lambda m: save(m, best), state, watcher, deadline)
+    try:
+        state = run.start(to_values(config), resume)  # not before: what cannot be built leaves no folder
+        return train(model, task, config.training, run, lambda m: save(m, best), state, watcher, deadline)
+    finally:
+        run.close()
+
+
+def _named(section: str, make: Callable[..., T], *arguments: Any) -> T:
+    """What is wrong with a language or model is found out when it is made; say which section of the file it is in."""
+    try:
+        return make(*arguments)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{section}: {error}") from error
 
 
 def evaluate_run(folder: str | Path, lengths: tuple[int, int], per_length: int, seed: int) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def train(
         "evaluations": 0,
         "best": None,
         "seconds": 0.0,
+        "stopped": None,
     }
     if state is not None:
         run.load_checkpoint(model, optimizer, state)
@@ -104,8 +105,7 @@ def train(
         torch.manual_seed(config.shuffle_seed)
     began = time.monotonic() - progress["seconds"]
     losses: list[float] = []
-    stopped = "max_epochs"
-    while progress["epoch"] < config.max_epochs:
+    while progress["epoch"] < config.max_epochs and progress["stopped"] is None:
         batches = task.epoch(torch.Generator().manual_seed(_seed(config.shuffle_seed, progress["epoch"])))
         while progress["batch"] < len(batches):
             batch = batches[progress["batch"]]
@@ -115,9 +115,8 @@ def train(
             value = loss.item()
             if not math.isfinite(value):
                 where = f"epoch {progress['epoch'] + 1}, batch {progress['batch'] + 1}"
-                good = (
-                    "the last good checkpoint is in last/" if progress["evaluations"] else "there is no checkpoint yet"
-                )
+                last = f"{run.folder / 'last'} has the checkpoint of evaluation {progress['evaluations']}"
+                good = last if progress["evaluations"] else "there is no checkpoint yet"
                 raise RunError(f"{run.folder}: the loss is {value} at {where}; {good}. A lower learning rate may help.")
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -153,42 +152,41 @@ def train(
             losses = []
             if best:
                 progress["best"] = values
-                save_best(model)
-            run.log(values)
+            if not math.isfinite(figures["score"]):
+                progress["stopped"] = "the validation score is not finite"
+            elif stopping.done:
+                progress["stopped"] = "no improvement"
             after = dict(progress)
             if epoch_ends:
                 after.update(epoch=progress["epoch"] + 1, batch=0)
-            run.save_checkpoint(
-                model,
-                optimizer,
-                {
-                    "plateau": asdict(plateau),
-                    "stopping": asdict(stopping),
-                    "progress": after,
-                    "learning_rate": optimizer.param_groups[0]["lr"],
-                    "evaluations": progress["evaluations"],
-                    "metrics": progress["evaluations"],
-                },
-            )
+            state = {
+                "plateau": asdict(plateau),
+                "stopping": asdict(stopping),
+                "progress": after,
+                "learning_rate": optimizer.param_groups[0]["lr"],
+                "metrics": progress["evaluations"],
+            }
+            with run.writing():
+                if best:
+                    save_best(model)
+                run.log(values)
+                run.save_checkpoint(model, optimizer, state)
             if watcher is not None:
                 watcher.evaluation(values, best)
-            if stopping.done or not math.isfinite(figures["score"]):
-                stopped = "no improvement" if stopping.done else "the validation score is not finite"
+            if progress["stopped"] is not None:
                 break
             if deadline is not None and time.monotonic() > deadline:
                 return {"stopped": "deadline", "best": progress["best"], "evaluations": progress["evaluations"]}
-        else:
-            progress["epoch"] += 1
-            progress["batch"] = 0
-            continue
-        break
+        progress["epoch"] += 1
+        progress["batch"] = 0
     result = {
-        "stopped": stopped,
+        "stopped": progress["stopped"] or "max_epochs",
         "evaluations": progress["evaluations"],
         "best": progress["best"],
         "seconds": round(progress["seconds"], 2),
     }
-    run.finish(result)
+    with run.writing():
+        run.finish(result)
     return result
 
 

@@ -6,6 +6,7 @@
     last/              the checkpoint to go on from (model, optimiser, counters)
     best/              the model with the best validation score
     result.json        written at the end: a run that has it is finished
+    tensorboard/       the same figures for TensorBoard, on request
 
 Each file appears whole or not at all. `last/state.json` says how many lines of metrics.jsonl belong to it; what was
 written after it is cut off when the run goes on.
@@ -16,6 +17,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..files import write_atomically, write_json, write_text
+from ..files import remove_partial, write_atomically, write_json, write_text
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+STATE = {"plateau", "stopping", "progress", "learning_rate", "metrics", "tensors"}
 
 
 class RunError(RuntimeError):
@@ -32,32 +42,66 @@ class RunError(RuntimeError):
 
 
 class Run:
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, tensorboard: bool = False):
         self.folder = Path(folder)
+        self._tensorboard = tensorboard
+        self._scalars: Any = None
+        self._lock: int | None = None
 
     @property
     def finished(self) -> bool:
         return (self.folder / "result.json").exists()
 
-    def start(self, config: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-        """Make or enter the folder. Returns the state to go on from, or None at the beginning."""
+    def check(self, config: dict[str, Any], resume: bool) -> None:
+        """Whether this configuration may run here, before anything slow is done."""
         if self.finished:
             raise RunError(f"{self.folder}: this run is finished; choose another folder")
-        exists = (self.folder / "config.json").exists()
-        if exists and not resume:
+        if not (self.folder / "config.json").exists():
+            return
+        if not resume:
             raise RunError(f"{self.folder}: there is a run already; go on with --resume or choose another folder")
-        try:
+        if there := self.differs(config):
+            raise RunError(f"{self.folder}: the run there has another configuration ({there}); choose another folder")
+
+    def start(self, config: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+        """Make or enter the folder. Returns the state to go on from, or None at the beginning."""
+        self.check(config, resume)
+        with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not exists:
+            self._take_lock()
+            remove_partial(self.folder)
+            if not (self.folder / "config.json").exists():
                 write_json(self.folder / "config.json", config)
-            elif self._read("config.json") != config:
-                raise RunError(f"{self.folder}: the run there has another configuration; choose another folder")
             write_json(self.folder / "environment.json", environment())
-            state = self._read("last/state.json") if (self.folder / "last/state.json").exists() else None
-            self._cut_metrics(state["metrics"] if state else 0)
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot write: {error.strerror or error}") from None
+            state = self._read_state() if (self.folder / "last/state.json").exists() else None
+            lines = state["metrics"] if state else 0
+            self._cut_metrics(lines)
+            if self._tensorboard:
+                self._scalars = _summary_writer(self.folder / "tensorboard", lines + 1)
         return state
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self._scalars is not None:
+            self._scalars.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._scalars = self._lock = None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns what a full disk or a folder without permission raises into a RunError."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunError(
+                f"{self.folder}: cannot write: {reason}; what was written before is whole, --resume goes on from it"
+            ) from error
+
+    def differs(self, config: dict[str, Any]) -> str | None:
+        """The first key of this run's configuration that is another one there, and how."""
+        return _different(self.config(), config)
 
     def config(self) -> dict[str, Any]:
         return self._read("config.json")
@@ -77,12 +121,17 @@ class Run:
             file.write(json.dumps(values) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        if self._scalars is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float) and name != "evaluation":
+                    self._scalars.add_scalar(name, value, values["evaluation"])
+            self._scalars.flush()
 
     def save_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """The state names its tensor files, so the one rename of state.json moves from one checkpoint to the next."""
         last = self.folder / "last"
         last.mkdir(exist_ok=True)
-        name = f"{state['evaluations']:05d}.safetensors"
+        name = f"{state['metrics']:05d}.safetensors"
         tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
         for i, values in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in values.items()})
@@ -97,19 +146,17 @@ class Run:
         path = self.folder / "last" / state["tensors"]
         try:
             tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise RunError(
-                f"{path}: the checkpoint cannot be read: {error}; remove {path.parent} to start again"
-            ) from None
-        model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-        saved = optimizer.state_dict()
-        saved["state"] = {}
-        for key, value in tensors.items():
-            if key.startswith("optimizer."):
-                _, i, name = key.split(".")
-                saved["state"].setdefault(int(i), {})[name] = value
-        optimizer.load_state_dict(saved)
-        torch.set_rng_state(tensors["rng"])
+            model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+            saved = optimizer.state_dict()
+            saved["state"] = {}
+            for key, value in tensors.items():
+                if key.startswith("optimizer."):
+                    _, i, name = key.split(".")
+                    saved["state"].setdefault(int(i), {})[name] = value
+            optimizer.load_state_dict(saved)
+            torch.set_rng_state(tensors["rng"])
+        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
+            raise RunError(_damaged(path, error)) from error
 
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.folder / "result.json", result)
@@ -117,7 +164,32 @@ class Run:
     def _cut_metrics(self, lines: int) -> None:
         path = self.folder / "metrics.jsonl"
         kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:lines] if path.exists() else []
+        if len(kept) < lines:
+            reason = f"it belongs to {lines} lines of metrics.jsonl, which has {len(kept)}"
+            raise RunError(_damaged(self.folder / "last/state.json", reason))
         write_text(path, "".join(kept))
+
+    def _read_state(self) -> dict[str, Any]:
+        path = self.folder / "last/state.json"
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            missing = STATE - state.keys()
+        except (ValueError, AttributeError) as error:
+            raise RunError(_damaged(path, error)) from None
+        if missing:
+            raise RunError(_damaged(path, f"missing {', '.join(sorted(missing))}"))
+        return state
+
+    def _take_lock(self) -> None:
+        """Two processes in one folder would spoil it. The system lets go of the lock when the process ends."""
+        if fcntl is None:
+            return
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise RunError(f"{self.folder}: another process is working on this run") from None
 
     def _read(self, name: str) -> Any:
         path = self.folder / name
@@ -127,6 +199,29 @@ class Run:
             raise RunError(f"{path}: no such file; is {self.folder} the folder of a run?") from None
         except json.JSONDecodeError as error:
             raise RunError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
+
+
+def _damaged(path: Path, reason: object) -> str:
+    return f"{path}: the checkpoint cannot be read: {reason}; remove {path.parent} to start again"
+
+
+def _different(there: Any, here: Any, prefix: str = "") -> str | None:
+    """The first key where two configurations differ, and how."""
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return None if there == here else f"{prefix}: {there!r}, not {here!r}"
+    for key in [*there, *(key for key in here if key not in there)]:
+        name = f"{prefix}.{key}" if prefix else key
+        if (found := _different(there.get(key), here.get(key), name)) is not None:
+            return found
+    return None
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise RunError("TensorBoard is not there: pip install 'stackattn[tensorboard]'") from None
+    return SummaryWriter(str(folder), purge_step=step)
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

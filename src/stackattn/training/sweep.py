@@ -1,23 +1,31 @@
-"""Many runs: random restarts in processes of their own, taken up where they were left."""
+"""Many runs: random restarts in processes of their own, taken up where they were left.
+
+Each run has one thread. With these small models a second thread saves next to nothing, while a second run at once
+nearly doubles what gets done.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .cfl import CFLConfig, run_experiment
-from .run import Run
+from .config import to_values
+from .loop import Watcher
+from .run import Run, RunError
 
 LEARNING_RATES = (5e-4, 1e-2)
+SHOWN_EVERY = 0.2  # seconds between two batches that a run reports
 
 
 def restart(config: CFLConfig, number: int, seed: int = 0) -> CFLConfig:
@@ -30,55 +38,125 @@ def restart(config: CFLConfig, number: int, seed: int = 0) -> CFLConfig:
     return replace(config, language=replace(config.language, seed=data), training=training)
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def run_all(
     jobs: Sequence[tuple[Path, CFLConfig]],
     processes: int | None = None,
     minutes: float | None = None,
     minutes_each: float | None = None,
     report: Callable[[Path, dict[str, Any]], None] = lambda folder, result: None,
-) -> None:
+    watch: Callable[[Path], Watcher | None] = lambda folder: None,
+) -> list[Path]:
     """Run every job that is not finished yet, one thread each, as many at once as there are cores.
 
     `minutes` is the budget of all: what is under way then stops at its next evaluation, and goes on another time.
-    `minutes_each` is the budget of a run, over all the times that it was taken up.
+    `minutes_each` is the budget of a run, over all the times that it was taken up. A run that fails is reported like
+    the others, with the reason as `stopped`, and does not keep the others from running. Returns the failed ones.
     """
     deadline = None if minutes is None else time.time() + 60 * minutes
-    waiting = [(folder, config) for folder, config in jobs if not Run(folder).finished]
-    processes = processes or os.cpu_count() or 1
-    # Spawned, not forked: a forked child of a process that has used OpenMP hangs.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        running: dict[Future, Path] = {}
+    waiting, failed = [], []
+    for folder, config in jobs:
+        if not Run(folder).finished:
+            waiting.append((folder, config))
+        elif there := Run(folder).differs(to_values(config)):
+            failed.append(folder)
+            report(folder, {"stopped": f"failed: the run there has another configuration ({there})"})
+    processes = processes or cores()
+    context = get_context("spawn")  # not forked: a forked child of a process that has used OpenMP hangs
+    running: dict[Any, tuple[Any, Path, Watcher | None]] = {}
+    try:
         while waiting or running:
             while waiting and len(running) < processes and (deadline is None or time.time() < deadline):
                 folder, config = waiting.pop(0)
-                running[pool.submit(_run, config, folder, deadline, minutes_each)] = folder
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_run, args=(theirs, config, folder, deadline, minutes_each))
+                process.start()
+                theirs.close()
+                running[ours] = process, folder, watch(folder)
             if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                report(running.pop(future), future.result())
+                break
+            for end in connection.wait(list(running)):
+                process, folder, watcher = running[end]
+                try:
+                    kind, values = end.recv()  # pyright: ignore
+                except EOFError:
+                    process.join()
+                    kind, values = "failed", (f"the process ended with code {process.exitcode}",)
+                if kind not in ("finished", "failed"):
+                    if watcher is not None:
+                        getattr(watcher, kind)(*values)
+                    continue
+                del running[end]
+                process.join()
+                result: Any = values[0]
+                if kind == "failed":
+                    failed.append(folder)
+                    result = {"stopped": f"failed: {result}"}
+                report(folder, result)
+    finally:
+        for process, _, _ in running.values():  # a run may be killed at any time
+            process.kill()
+            process.join()
+    return failed
 
 
-def _one_thread() -> None:
+class Sender(Protocol):
+    def send(self, obj: Any) -> None: ...
+
+
+class _Reporting:
+    """Watches a run and tells the process that started it."""
+
+    def __init__(self, sender: Sender):
+        self.sender = sender
+        self.told = 0.0
+
+    def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
+        if time.monotonic() - self.told > SHOWN_EVERY:
+            self.told = time.monotonic()
+            self.sender.send(("batch", (epoch, done, total, loss)))
+
+    def evaluation(self, values: dict[str, Any], best: bool) -> None:
+        self.sender.send(("evaluation", (values, best)))
+
+
+def _run(sender: Sender, config: CFLConfig, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
+    """One run, in a process of its own."""
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the first one ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+    try:
+        left = [] if deadline is None else [(deadline - time.time()) / 60]
+        if minutes_each is not None:
+            metrics = Run(folder).metrics()
+            left.append(minutes_each - (metrics[-1]["seconds"] / 60 if metrics else 0))
+        result: dict[str, Any] = {"stopped": "budget"}
+        if not left or min(left) > 0:
+            minutes = min(left) if left else None
+            result = run_experiment(config, folder, resume=True, minutes=minutes, watcher=_Reporting(sender))
+        sender.send(("finished", (result,)))
+    except (RunError, ValueError, OSError) as error:
+        sender.send(("failed", (str(error),)))
 
 
-def _run(config: CFLConfig, folder: Path, deadline: float | None, minutes_each: float | None) -> dict[str, Any]:
-    left = [] if deadline is None else [(deadline - time.time()) / 60]
-    if minutes_each is not None:
-        metrics = Run(folder).metrics()
-        left.append(minutes_each - (metrics[-1]["seconds"] / 60 if metrics else 0))
-    if left and min(left) <= 0:
-        return {"stopped": "budget"}
-    return run_experiment(config, folder, resume=True, minutes=min(left) if left else None)
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def best_of(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]] | None:
     """The run with the lowest cross-entropy difference, and the evaluation where it had it."""
     found = []
     for folder in folders:
-        metrics = Run(folder).metrics()
+        metrics = [values for values in Run(folder).metrics() if math.isfinite(values["score"])]
         if metrics:
             best = min(metrics, key=lambda values: values["score"])
             found.append((best["cross_entropy_difference"], folder, best))

@@ -1,0 +1,78 @@
+"""The demo's picture: two learning curves, and the attention map of a trained stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import NondeterministicStackAttention
+from .attention_map import INSTALL
+
+
+def stack_weights(model: nn.Module, tokens: Sequence[int]) -> Tensor:
+    """(T, T + 1): the weights of the model's first nondeterministic stack, summed over states and symbols."""
+    layer = next(m for m in model.modules() if isinstance(m, NondeterministicStackAttention))
+    inputs: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    try:
+        with torch.no_grad():
+            model(torch.tensor([tokens]))
+            _, weights = layer(inputs[0], return_weights=True)
+    finally:
+        hook.remove()
+    return weights[0].sum((-2, -1))
+
+
+def demo_picture(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    weights: Tensor,
+    tokens: Sequence[str],
+    path: Path,
+    *,
+    language: str,
+) -> Path:
+    """Draw the curves, pairs of epoch and difference, beside the weights (T, T + 1) of the T tokens."""
+    try:
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
+
+    figure = Figure(figsize=(10.5, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
+    for (label, points), colour in zip(curves.items(), ("C1", "C0"), strict=False):
+        epochs, differences = zip(*points, strict=True)
+        left.plot(epochs, differences, "o-", color=colour, markersize=3, linewidth=1.6)
+        left.annotate(
+            f" {label}",
+            (epochs[-1], differences[-1]),
+            xytext=(4, 0),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+        )
+    left.set_title(f"Learning {language}", fontsize=11)
+    left.set_xlabel("epoch")
+    left.set_ylabel("nats per symbol above the language's entropy")
+    left.set_ylim(bottom=0 if all(y >= 0 for points in curves.values() for _, y in points) else None)
+    left.margins(x=0.12)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.spines[["top", "right"]].set_visible(False)
+
+    T = len(tokens)
+    image = right.imshow(weights.double().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0), aspect="auto")
+    right.set_xticks(range(T + 1), ["⊥", *tokens], fontsize=9)
+    right.set_yticks(range(T), tokens, fontsize=9)
+    right.xaxis.tick_top()
+    right.tick_params(length=0)
+    right.set_xlabel("symbol that was pushed (⊥ is the bottom)")
+    right.set_ylabel("symbol read")
+    right.set_title("What the trained stack has on top", fontsize=11)
+    figure.colorbar(image, ax=right, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", label="weight", shrink=0.8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,0 +1,147 @@
+"""`stackattn cfl` and `stackattn reproduce` from end to end, on a language of short strings."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stackattn.cli import main
+from stackattn.training import Run
+
+TINY = {
+    "language": {"name": "marked-reversal", "lengths": [5, 9], "train_batches": 4, "validation_batches": 2},
+    "model": {"layers": "1", "d_model": 8, "heads": 2},
+    "training": {"max_epochs": 2},
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps(TINY))
+    return str(path)
+
+
+def test_train_and_evaluate(config, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    changes = ["--set", "training.learning_rate=0.02", "--set", "model.layers='2'", "training.clip=1"]
+    assert main(["cfl", "train", config, "--out", out, *changes]) == 0
+    printed = capsys.readouterr().out
+    assert "run  epoch   2  loss" in printed
+    assert "max_epochs after 2 evaluations" in printed
+    stored = Run(out).config()
+    assert (stored["training"]["learning_rate"], stored["training"]["clip"], stored["model"]["layers"]) == (
+        0.02,
+        1,
+        "2",
+    )
+    assert main(["cfl", "evaluate", out, "--lengths", "5", "12", "--per-length", "3"]) == 0
+    test = json.loads((tmp_path / "run/test.json").read_text())
+    assert [row["length"] for row in test["lengths"]] == [5, 7, 9, 11]
+    assert test["lengths"][-1]["difference_from_floor"] is None
+    assert "test.json" in capsys.readouterr().out
+
+
+def test_a_grammar_of_the_users_own(tmp_path, config, capsys):
+    grammar = tmp_path / "own.grammar"
+    grammar.write_text("S -> 'a' S 'b' [0.9] | 'c' [0.1]\n")
+    command = ["cfl", "train", config, "--out", str(tmp_path / "run"), "--set", f"language.name={grammar}"]
+    assert main(command) == 0
+    assert main(["cfl", "evaluate", str(tmp_path / "run"), "--lengths", "5", "5", "--per-length", "1"]) == 0
+    (row,) = json.loads((tmp_path / "run/test.json").read_text())["lengths"]
+    assert row["lower_bound"] == pytest.approx(0)  # there is one string of each length
+    capsys.readouterr()
+    grammar.write_text("S -> 'a' S 'b\n")
+    assert main([*command[:3], "--out", str(tmp_path / "other"), *command[5:]]) == 2
+    assert "own.grammar, line 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "training.epochs=1"], "unknown key 'training.epochs'; did you mean 'training.max_epochs'?"),
+        (["--set", "model.layers=2.stack"], "model: "),
+        (["--set", "language.name=nowhere.cfg"], "nowhere.cfg"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, config, tmp_path, capsys):
+    assert main(["cfl", "train", config, "--out", str(tmp_path / "run"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("stackattn cfl train: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate_says_when_there_is_no_run(tmp_path, capsys):
+    assert main(["cfl", "evaluate", str(tmp_path)]) == 2
+    assert f"is {tmp_path} the folder of a run?" in capsys.readouterr().err
+
+
+def test_bars_on_a_terminal(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(["cfl", "train", config, "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "run  epoch   1  loss" in printed
+    assert "epoch 2" in printed
+
+
+@pytest.mark.slow
+def test_sweep(config, tmp_path, capsys):
+    command = ["cfl", "sweep", config, "--restarts", "2", "--out", str(tmp_path / "runs"), "--processes", "2"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    differences = {
+        name: Run(tmp_path / "runs" / name).result()["best"]["cross_entropy_difference"] for name in ("00", "01")
+    }
+    for value in differences.values():
+        assert f"{value:.4f}" in printed
+    best = min(differences, key=differences.__getitem__)
+    assert f"the best run is in {tmp_path / 'runs' / best}" in printed
+    assert main(command) == 0
+    assert "epoch   1" not in capsys.readouterr().out  # nothing is trained again
+
+
+@pytest.mark.slow
+def test_reproduce_figure_2(tmp_path, capsys):
+    configs = tmp_path / "configs/marked-reversal"
+    configs.mkdir(parents=True)
+    (configs / "tf.yaml").write_text(json.dumps(TINY))
+    out = tmp_path / "out"
+    command = ["reproduce", "figure-2", "--tasks", "marked-reversal", "--models", "tf", "--test", "2"]
+    command += ["--configs", str(tmp_path / "configs"), "--out", str(out), "--processes", "2"]
+    assert main([*command, "--restarts", "2", "--budget", "0"]) == 1
+    assert "no runs to draw yet" in capsys.readouterr().err
+    assert main([*command, "--restarts", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "0 of 2 runs are finished" in printed
+    assert (out / "figure-2.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / "figure-2.svg").read_text()
+    (test,) = out.rglob("test.json")
+    lengths = [row["length"] for row in json.loads(test.read_text())["lengths"]]
+    assert lengths == list(range(41, 101, 2))
+    row = next(line for line in printed.splitlines() if "marked-reversal" in line and "│" in line)
+    assert [cell.strip() for cell in row.split("│")[1:4]] == ["marked-reversal", "tf", "2"]
+    before = test.stat().st_mtime_ns
+    assert main([*command, "--restarts", "2"]) == 0
+    assert "2 of 2 runs are finished" in capsys.readouterr().out
+    assert test.stat().st_mtime_ns == before
+
+
+def test_curves_need_matplotlib_only_when_drawing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    from stackattn.analysis.curves import draw_figure_2
+
+    with pytest.raises(ModuleNotFoundError, match=r"stackattn\[plot\]"):
+        draw_figure_2([], Path("nowhere"))
+
+
+def test_threads(config, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        assert main(["cfl", "train", config, "--out", str(tmp_path / "run"), "--threads", "2"]) == 0
+        assert json.loads((tmp_path / "run/environment.json").read_text())["threads"] == 2
+    finally:
+        torch.set_num_threads(before)

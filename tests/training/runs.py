@@ -1,0 +1,59 @@
+"""Tiny runs, and processes that can be killed, for the tests of this folder."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from stackattn.training import Run
+from stackattn.training.cfl import CFLConfig, run_experiment
+from stackattn.training.config import from_values
+
+LANGUAGE = {
+    "name": "unmarked-reversal",
+    "lengths": [4, 8],
+    "train_batches": 6,
+    "validation_batches": 4,
+    "batch_size": 4,
+}
+MODELS = {
+    "transformer": {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2, "dropout": 0.3},
+    "lstm": {"kind": "lstm", "hidden_size": 6, "stack": "superposition-3"},
+}
+TRAINING = {"learning_rate": 0.02, "max_epochs": 3, "lr_patience": 1, "shuffle_seed": 5}
+
+
+def tiny(model: str = "lstm", language: dict[str, Any] | None = None, **training: Any) -> CFLConfig:
+    values = {
+        "language": {**LANGUAGE, **(language or {})},
+        "model": MODELS[model],
+        "training": {**TRAINING, **training},
+    }
+    return from_values(CFLConfig, values)
+
+
+def outcome(folder: Path) -> tuple[Any, ...]:
+    """All that a run has to repeat: metrics and result without the time, and the numbers of the best model."""
+    run = Run(folder)
+    result = run.result()
+    metrics = [{k: v for k, v in row.items() if k != "seconds"} for row in [*run.metrics(), result["best"]]]
+    model = {k: v.tolist() for k, v in load_file(folder / "best/model.safetensors").items()}
+    return metrics, result["stopped"], result["evaluations"], model
+
+
+def processes() -> Any:
+    """Real processes that start at once: forked from a server that has imported torch but not used it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stackattn.training.sweep", "stackattn.models"])
+    return context
+
+
+def train_in_process(config: CFLConfig, folder: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    run_experiment(config, folder, resume=True)

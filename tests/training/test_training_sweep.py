@@ -1,0 +1,126 @@
+"""Sweeps: restarts that can be repeated, learning rates as the paper draws them, and taking up what was left."""
+
+import math
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from runs import outcome, processes, tiny
+
+from stackattn.training import Run, sweep
+from stackattn.training.sweep import best_of, restart, run_all
+
+
+@pytest.fixture
+def _quick_processes(monkeypatch):
+    monkeypatch.setattr(sweep, "get_context", lambda _: processes())
+
+
+def test_restarts_can_be_repeated_and_differ():
+    configs = [restart(tiny(), number) for number in range(50)]
+    assert configs == [restart(tiny(), number) for number in range(50)]
+    for name in ("learning_rate", "init_seed", "shuffle_seed"):
+        assert len({getattr(config.training, name) for config in configs}) == 50
+    assert len({config.language.seed for config in configs}) == 50
+    assert restart(tiny(), 0, seed=1) != configs[0]
+    plain = replace(tiny().training, learning_rate=1, init_seed=0, shuffle_seed=0)
+    assert replace(configs[0].training, learning_rate=1, init_seed=0, shuffle_seed=0) == plain
+    assert configs[0].model == tiny().model
+
+
+def test_learning_rates_are_log_uniform_in_the_papers_range():
+    rates = [restart(tiny(), number).training.learning_rate for number in range(2000)]
+    places = sorted(math.log(rate / 5e-4) / math.log(1e-2 / 5e-4) for rate in rates)
+    assert places[0] > 0
+    assert places[-1] < 1
+    # the largest gap to the uniform distribution (Kolmogorov-Smirnov); 1.63 / sqrt(n) is exceeded in 1 case of 100
+    assert max(abs(x - (i + 0.5) / 2000) for i, x in enumerate(places)) < 1.63 / math.sqrt(2000)
+
+
+def jobs(folder, count, **training):
+    return [(folder / f"{i:02d}", restart(tiny(**training), i)) for i in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quick_processes")
+def test_a_sweep_runs_what_is_missing_and_goes_on_where_it_was(tmp_path):
+    chosen = jobs(tmp_path / "a", 3, max_epochs=4)
+    reported = []
+
+    class Interrupt:
+        def batch(self, *_):
+            pass
+
+        def evaluation(self, values, best):
+            if values["evaluation"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(chosen, processes=1, watch=lambda folder: Interrupt())
+    assert not (tmp_path / "a/01").exists()
+    left = len(Run(tmp_path / "a/00").metrics())
+    assert left >= 2
+
+    def note(folder, result):
+        reported.append((folder.name, result["stopped"]))
+
+    assert run_all(chosen, processes=2, report=note) == []
+    assert sorted(reported) == [(name, "max_epochs") for name in ("00", "01", "02")]
+    again = jobs(tmp_path / "b", 3, max_epochs=4)
+    assert run_all(again, processes=1) == []
+    for (a, _), (b, _) in zip(chosen, again, strict=True):
+        assert outcome(a) == outcome(b)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
+    run_all(chosen, report=lambda *_: pytest.fail("a finished run was repeated"))
+    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
+    folder, best = best_of([folder for folder, _ in chosen])
+    assert best == Run(folder).result()["best"]
+    values = [Run(folder).result()["best"]["cross_entropy_difference"] for folder, _ in chosen]
+    assert best["cross_entropy_difference"] == min(values) < max(values)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quick_processes")
+def test_failed_runs_are_reported_and_the_others_run(tmp_path):
+    (first, a), (second, b), (third, c) = jobs(tmp_path, 3, max_epochs=1)
+    a = replace(a, language=replace(a.language, name="dick"))
+    reported = {}
+    failed = run_all([(first, a), (second, b)], report=lambda folder, result: reported.update({folder: result}))
+    assert failed == [first]
+    assert reported[first]["stopped"].startswith("failed: language: ")
+    assert reported[second]["stopped"] == "max_epochs"
+    # a finished run of another configuration is not the one that was asked for
+    assert run_all([(second, c)], report=lambda folder, result: reported.update({folder: result})) == [second]
+    assert "another configuration (language.seed" in reported[second]["stopped"]
+    # no time: nothing is begun
+    assert run_all([(third, c)], minutes=0) == []
+    assert not third.exists()
+    assert run_all([(third, c)], minutes_each=0, report=lambda folder, result: reported.update({folder: result})) == []
+    assert reported[third] == {"stopped": "budget"}
+
+
+def sweep_in_process(folder):
+    sweep.get_context = lambda _: processes()
+    run_all(jobs(folder, 2, max_epochs=10000, stop_patience=10000), processes=2)
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_leaves_no_processes_behind(tmp_path):
+    process = processes().Process(target=sweep_in_process, args=(tmp_path,))
+    process.start()
+    while not all(Run(tmp_path / name).metrics() for name in ("00", "01")):
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    for _ in range(500):
+        before = [len(Run(tmp_path / name).metrics()) for name in ("00", "01")]
+        time.sleep(0.1)
+        if before == [len(Run(tmp_path / name).metrics()) for name in ("00", "01")]:
+            break
+    else:
+        pytest.fail("the runs go on")
+    time.sleep(0.3)
+    assert before == [len(Run(tmp_path / name).metrics()) for name in ("00", "01")]
