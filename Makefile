@@ -8,32 +8,32 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 KERNEL := $(wildcard src/stackattn/ops/kernels/*)
 
 .PHONY: demo test test-fast lint format bench clean
-demo: $(VENV)/installed
+demo: $(VENV)/installed-plot
 	$(BIN)/stackattn demo
 
-test: $(VENV)/installed
-	$(BIN)/python -m pytest
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n auto
 
-test-fast: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow"
+test-fast: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(VENV)/installed
+format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) build out
 
-# An editable install; made anew when the build files or the kernel change.
-$(VENV)/installed: pyproject.toml constraints.txt CMakeLists.txt $(KERNEL)
+# An editable install with an extra (plot, dev); made anew when the build files or the kernel change.
+$(VENV)/installed-%: pyproject.toml constraints.txt CMakeLists.txt $(KERNEL)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -e ".[dev]"
+	$(BIN)/python -m pip install -e ".[$*]"
 	touch $@

@@ -8,6 +8,8 @@ import argparse
 import importlib
 import sys
 
+from .. import __version__
+
 COMMANDS = {
     "demo": "the main job: see the stack at work",
     "cfl": "train and evaluate models on context-free languages",
@@ -20,6 +22,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="stackattn", description="Stack attention for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"stackattn {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         module = importlib.import_module(f"{__name__}.{name}")

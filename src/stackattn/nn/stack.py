@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
+from ..ops.checks import check_lengths
 from .state import State, without_padding
 
 PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": torch.exp}
@@ -25,6 +27,16 @@ class StackState(State):
         if self.heads == 1:
             return super().map(function)
         return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
+
+
+Kind = TypeVar("Kind", SuperpositionState, NondeterministicState)
+
+
+def _stack_of(state: StackState, kind: type[Kind]) -> Kind:
+    if not isinstance(state, StackState) or not isinstance(state.stack, kind):
+        got = type(state).__name__
+        raise TypeError(f"state: expected one that this layer's initial_state or extend gave, got {got}")
+    return state.stack
 
 
 class _StackAttention(nn.Module):
@@ -48,6 +60,14 @@ class _StackAttention(nn.Module):
         """Xavier uniform; the bottom vector uniform in (-0.1, 0.1)."""
         for layer in (self.to_actions, self.to_values, self.to_output):
             nn.init.xavier_uniform_(layer.weight)
+
+    def _enter(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        d_model = self.to_actions.in_features
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != d_model:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x: expected shape (B, T, {d_model}), got {got}")
+        check_lengths(lengths, x)
+        return without_padding(x, lengths)
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, T, heads * size) -> (B * heads, T, size): a head is a stack of its own."""
@@ -105,7 +125,7 @@ class SuperpositionStackAttention(_StackAttention):
         self, x: Tensor, lengths: Tensor | None = None, *, return_weights: bool = False, return_actions: bool = False
     ):
         """x (B, T, d_model); what lies beyond `lengths` (B,) is not read."""
-        x = without_padding(x, lengths)
+        x = self._enter(x, lengths)
         actions = self._split(self.to_actions(x)).softmax(-1)  # (B * heads, T, 3)
         weights = superposition_weights(actions, self._lengths(lengths))  # (B * heads, T, T)
         y = self.to_output(self._join(weights @ self._values(x)))
@@ -118,10 +138,11 @@ class SuperpositionStackAttention(_StackAttention):
         return StackState(empty, values, self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
-        x = without_padding(x, lengths)
+        x = self._enter(x, lengths)
         actions = self._split(self.to_actions(x)).softmax(-1)
-        assert isinstance(state.stack, SuperpositionState)
-        weights, stack = state.stack.extend(actions, self._lengths(lengths))  # (B * heads, c, steps so far)
+        weights, stack = _stack_of(state, SuperpositionState).extend(
+            actions, self._lengths(lengths)
+        )  # (B * heads, c, steps so far)
         values = torch.cat([state.values, self._values(x)], dim=1)
         return self.to_output(self._join(weights @ values)), StackState(stack, values, self.heads)
 
@@ -171,7 +192,7 @@ class NondeterministicStackAttention(_StackAttention):
         self, x: Tensor, lengths: Tensor | None = None, *, return_weights: bool = False, return_actions: bool = False
     ):
         """x (B, T, d_model); what lies beyond `lengths` (B,) is not read."""
-        x = without_padding(x, lengths)
+        x = self._enter(x, lengths)
         transitions = self._transitions(x)
         weights = nondeterministic_weights(*transitions, self._lengths(lengths))  # (B * heads, T, T + 1, Q, S)
         values = torch.cat([self._bottom(x.shape[0]), self._values(x)], dim=1)
@@ -186,9 +207,8 @@ class NondeterministicStackAttention(_StackAttention):
         return StackState(empty, self._bottom(batch_size), self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
-        x = without_padding(x, lengths)
-        assert isinstance(state.stack, NondeterministicState)
-        weights, stack = state.stack.extend(*self._transitions(x), self._lengths(lengths))
+        x = self._enter(x, lengths)
+        weights, stack = _stack_of(state, NondeterministicState).extend(*self._transitions(x), self._lengths(lengths))
         values = torch.cat([state.values, self._values(x)], dim=1)
         return self.to_output(self._readings(weights, values)), StackState(stack, values, self.heads)
 

@@ -14,7 +14,7 @@ def check_actions(actions: Tensor, lengths: Tensor | None) -> None:
     _check_tensor("actions", actions)
     if actions.dim() != 3 or actions.shape[2] != 3:
         raise ValueError(f"actions: expected shape (B, T, 3) for push, no-op and pop, got {tuple(actions.shape)}")
-    _check_lengths(lengths, actions)
+    check_lengths(lengths, actions)
 
 
 def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> None:
@@ -34,7 +34,7 @@ def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, le
                 raise (TypeError if what == "dtype" else ValueError)(
                     f"{name}: expected {what} {getattr(log_push, what)} like log_push, got {getattr(named[name], what)}"
                 )
-    _check_lengths(lengths, log_push)
+    check_lengths(lengths, log_push)
 
 
 def _check_tensor(name: str, x: Tensor) -> None:
@@ -44,7 +44,7 @@ def _check_tensor(name: str, x: Tensor) -> None:
         raise TypeError(f"{name}: expected one of float32, float64, bfloat16, float16, got {x.dtype}")
 
 
-def _check_lengths(lengths: Tensor | None, x: Tensor) -> None:
+def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
     if lengths is None:
         return
     if not isinstance(lengths, Tensor):

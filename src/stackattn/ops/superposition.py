@@ -15,7 +15,7 @@ def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, bac
 
     Args:
         actions: (B, T, 3)
-            Weights of push, no-op and pop at each step, usually a softmax.
+            Weights of push, no-op and pop at each step: probabilities, such as a softmax gives, not logits.
         lengths: (B,), optional
             Steps of each sequence. What lies beyond is not read, and gives zero rows and zero gradients.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
