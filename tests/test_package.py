@@ -71,7 +71,6 @@ def test_backends_are_there():
 def forget():
     """What was found out under false pretences."""
     yield
-    backends.backends.cache_clear()
     backends._warn_once.cache_clear()
 
 
@@ -92,7 +91,6 @@ def test_without_the_kernel(error, compiler, words, monkeypatch, forget):
     monkeypatch.setattr(backends, "_kernel", None)
     monkeypatch.setattr(backends, "_KERNEL_ERROR", error)
     monkeypatch.setattr(backends.shutil, "which", lambda name: compiler)
-    backends.backends.cache_clear()
     backends._warn_once.cache_clear()
     assert all(word in stackattn.backends()["cpp"] for word in words)
     actions = torch.full((1, 3, 3), 1 / 3)

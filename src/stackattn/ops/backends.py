@@ -21,7 +21,6 @@ except ImportError as error:
 NAMES = ("auto", "reference", "torch", "cpp")
 
 
-@functools.cache
 def backends() -> dict[str, str]:
     """Each backend with `"available"`, or with the reason why it is not there and what to do about it."""
     return {"reference": "available", "torch": "available", "cpp": _kernel_status()}

@@ -108,7 +108,7 @@ def walk_back(steps: Steps, chart: Chart, dF: Number, Q: int, superposition: boo
 
 
 def _one(like: Number) -> Number:
-    one = torch.ones((), dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64, device="cpu")
     return Extended.of(one) if isinstance(like, Extended) else one
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _MOST_TERMS = 2**24  # of a product that are in memory at once
+LOWEST = -1e10  # what is below has weight zero: e^-1e10 beside the largest weight of a step is a mask, not a weight
 _ZERO_EXPONENT = -(2.0**50)  # so low that no sum of real exponents comes near it
 _LN2 = 0.6931471805599453
 # ln 2 in two parts, the first with zeros at its end: exponent * _LN2_HIGH is exact
@@ -28,6 +29,7 @@ class Extended:
 
     @classmethod
     def exp(cls, x: Tensor) -> Extended:
+        x = x.where(x > LOWEST, -torch.inf)
         power = torch.where(x == -torch.inf, 0.0, (x / _LN2).floor())
         return cls.normal(((x - power * _LN2_HIGH) - power * _LN2_LOW).exp(), power)
 

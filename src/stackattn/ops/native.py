@@ -98,6 +98,11 @@ def extend(data: Tensor, call, *inputs: Tensor) -> tuple[Tensor, bool]:
     return weights.to(inputs[0].dtype), vouched
 
 
+def _aligned(x: Tensor) -> Tensor:
+    """On a 64-byte boundary, as PyTorch allocates: a slice or a foreign tensor may not be."""
+    return x.clone(memory_format=torch.contiguous_format) if x.data_ptr() % 64 else x
+
+
 def retract(
     state: Tensor, call, inputs: list[Tensor], grad_weights: Tensor | None, grad_state: Tensor | None
 ) -> tuple[Tensor, list[Tensor]]:
@@ -111,7 +116,7 @@ def retract(
     if grad_weights is not None:
         grad_weights = grad_weights.to(wide[0].dtype).contiguous()
     if grad_state is not None:
-        grad_state = grad_state.contiguous()
+        grad_state = _aligned(grad_state.contiguous())
     _state_call(
         "retract",
         (B, c, Q, S),
@@ -130,5 +135,6 @@ def retract(
 
 def _state_call(name: str, sizes: tuple[int, ...], data: Tensor, call, dtype: torch.dtype, *rest: int) -> bool:
     arguments = ("actions",) if call.superposition else _TRANSITIONS
+    assert data.data_ptr() % 64 == 0
     state = data.data_ptr(), data.stride(0), call.before, call.superposition
     return _kernel_call(name, sizes, call.lengths, arguments, dtype, *state, *rest)

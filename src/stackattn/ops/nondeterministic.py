@@ -47,8 +47,6 @@ def nondeterministic_weights(
     backend = choose(backend, log_push.device)
     if backend == "reference":
         return _reference(log_push, log_replace, log_pop, lengths)
-    if lengths is not None:
-        lengths = lengths.long()
     return _op(log_push, log_replace, log_pop, lengths, backend)
 
 
@@ -80,6 +78,8 @@ _op_backward = Operator(
 
 @_op.implementation
 def _(log_push, log_replace, log_pop, lengths, backend):
+    checks.check_transitions(log_push, log_replace, log_pop, lengths)  # a graph may call the operator directly
+    lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         checks.check_length_values(lengths, log_push.shape[1])
         return native.nondeterministic(log_push, log_replace, log_pop, lengths)
@@ -89,6 +89,10 @@ def _(log_push, log_replace, log_pop, lengths, backend):
 
 @_op_backward.implementation
 def _(grad, log_push, log_replace, log_pop, lengths, backend):
+    checks.check_transitions(log_push, log_replace, log_pop, lengths)
+    if grad.shape != (*log_push.shape[:2], log_push.shape[1] + 1, *log_push.shape[2:4]):
+        raise ValueError(f"grad: expected the shape of the attention weights, got {tuple(grad.shape)}")
+    lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
     found = chart.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)

@@ -8,6 +8,7 @@ autograd takes care of branches, of losses on a prefix and of repeated backward 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,7 +27,16 @@ class _Buffer:
 
     def __init__(self, data: Tensor, filled: int):
         self.data = data  # (B, room) float64
-        self.filled = filled  # steps written so far
+        self.filled = filled  # steps written so far, or being written
+        self._lock = threading.Lock()
+
+    def claim(self, length: int, T: int) -> bool:
+        """Whether a state of `length` steps may write the steps up to T behind it: only the first one that asks may."""
+        with self._lock:
+            if self.filled != length:
+                return False
+            self.filled = T
+            return True
 
 
 class _Call(NamedTuple):
@@ -56,13 +66,12 @@ class _Extend(torch.autograd.Function):
             size = call.layout.size(call.before)
             buffer.data[:, size : new.shape[1]] = new[:, size:]
             weights = (weights[..., 0, 0] if call.superposition else weights).to(inputs[0].dtype)
-        buffer.filled = T
         # An alias, not a view of the buffer: autograd would follow a view back to it.
         new_state = torch.empty(0, dtype=torch.float64, device=state.device)
         new_state.set_(buffer.data.untyped_storage(), 0, (state.shape[0], call.layout.size(T)), buffer.data.stride())  # pyright: ignore
         ctx.call = call
         ctx.save_for_backward(new_state, *inputs)
-        vouched_for = torch.tensor(vouched)
+        vouched_for = torch.tensor(vouched, device="cpu")
         ctx.mark_non_differentiable(vouched_for)
         return weights, new_state, vouched_for
 
@@ -168,7 +177,8 @@ class _State:
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each of its tensors, whose first axis is the batch."""
         tensor = function(self._tensor)
-        shared = tensor.untyped_storage().data_ptr() == self._tensor.untyped_storage().data_ptr()
+        ours, theirs = ((x.data_ptr(), x.shape, x.stride()) for x in (self._tensor, tensor))
+        shared = ours == theirs  # the same numbers in the same places, as after detach
         # a state that is computed from its history stays so: its buffer is filled up to -1
         buffer = self._buffer if shared else _Buffer(tensor.detach(), min(self.length, self._buffer.filled))
         history = None if self._history is None else tuple(tuple(map(function, step)) for step in self._history)
@@ -183,11 +193,11 @@ class _State:
     def _room(self, T: int) -> _Buffer:
         """A buffer that holds this state and may be written behind it, with room for T steps in all."""
         size = self._layout.size
-        if self._buffer.filled == self.length and self._buffer.data.shape[1] >= size(T):
+        if self._buffer.data.shape[1] >= size(T) and self._buffer.claim(self.length, T):
             return self._buffer
         data = self._tensor.new_empty(self.batch_size, size(max(T, 32, self.length * 2)))
         data[:, : size(self.length)] = self._tensor.detach()
-        return _Buffer(data, self.length)
+        return _Buffer(data, T)
 
 
 class SuperpositionState(_State):
@@ -226,7 +236,9 @@ class SuperpositionState(_State):
         if actions.shape[1] == 0:
             return actions.new_zeros(self.batch_size, 0, self.length), self
         T = self.length + actions.shape[1]
-        call = _Call(self._layout, self.length, True, self._backend, None if lengths is None else lengths.long())
+        call = _Call(
+            self._layout, self.length, True, self._backend, None if lengths is None else lengths.long().clone()
+        )
         buffer = self._room(T)
         weights, tensor, _ = _Extend.apply(self._tensor, call, buffer, actions)  # pyright: ignore
         return weights, SuperpositionState(tensor, buffer, T, self._layout, self._backend, None)
@@ -288,9 +300,12 @@ class NondeterministicState(_State):
         if log_push.shape[1] == 0:
             return log_push.new_zeros(self.batch_size, 0, self.length + 1, *self._layout), self
         T = self.length + log_push.shape[1]
-        call = _Call(self._layout, self.length, False, self._backend, None if lengths is None else lengths.long())
+        call = _Call(
+            self._layout, self.length, False, self._backend, None if lengths is None else lengths.long().clone()
+        )
         assert self._history is not None
-        history = (*self._history, tuple(_still_where_ended(call, inputs)))
+        # Copies: the caller may use its tensors again for the next step.
+        history = (*self._history, tuple(x.clone() for x in _still_where_ended(call, inputs)))
         if self._buffer.filled >= 0:
             buffer = self._room(T)
             weights, tensor, vouched = _Extend.apply(self._tensor, call, buffer, *inputs)  # pyright: ignore

@@ -35,8 +35,6 @@ def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, bac
     backend = choose(backend, actions.device)
     if backend == "reference":
         return _reference(actions, lengths)
-    if lengths is not None:
-        lengths = lengths.long()
     return _op(actions, lengths, backend)
 
 
@@ -61,6 +59,8 @@ _op_backward = Operator(
 
 @_op.implementation
 def _(actions, lengths, backend):
+    checks.check_actions(actions, lengths)  # a graph may call the operator directly
+    lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         checks.check_length_values(lengths, actions.shape[1])
         return native.superposition(actions, lengths)
@@ -70,6 +70,10 @@ def _(actions, lengths, backend):
 
 @_op_backward.implementation
 def _(grad, actions, lengths, backend):
+    checks.check_actions(actions, lengths)
+    if grad.shape != (*actions.shape[:2], actions.shape[1]):
+        raise ValueError(f"grad: expected the shape of the attention weights, got {tuple(grad.shape)}")
+    lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         return native.superposition_backward(grad, actions, lengths)
     return chart.superposition_backward(grad, actions, lengths).to(actions.dtype).contiguous()

@@ -267,6 +267,7 @@ struct Extended {
   };
   static constexpr int kPlanes = 2;
   static const double* address(Ptr) { return nullptr; }
+  static constexpr double kLowest = -1e10;        // e^-1e10 beside the largest weight of a step is a mask, not a weight
   static constexpr double kZeroExponent = -1e15;  // so low that no sum of exponents comes near it
 
   static Ptr at(double* base, long count) { return {base, base + count}; }
@@ -300,7 +301,7 @@ struct Extended {
   }
   static Value from_double(double v) { return normal(v, 0); }
   static Value exp(double x) {
-    if (x == -INFINITY) return zero();
+    if (x < kLowest) return zero();
     const double e = std::floor(x * 1.4426950408889634);
     // ln 2 in two parts, so that e * ln 2 loses no digits
     return normal(std::exp((x - e * 0.693147180369123816490) - e * 1.90821492927058770002e-10), e);

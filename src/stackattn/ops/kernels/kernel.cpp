@@ -32,6 +32,11 @@ class FlushDenormals {
 #endif
 };
 
+Workspace& own_workspace() {
+  static thread_local Workspace work;
+  return work;
+}
+
 template <class Body>
 Report for_each_sequence(const Problem& problem, Body body) {
   std::vector<Report> found(problem.batch);
@@ -40,7 +45,7 @@ Report for_each_sequence(const Problem& problem, Body body) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     FlushDenormals flush;
-    static thread_local Workspace work;
+    Workspace& work = own_workspace();
 #pragma omp for schedule(dynamic, 1)
     for (int64_t s = 0; s < problem.batch; ++s) {
       try {

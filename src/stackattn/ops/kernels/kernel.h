@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-// All arrays are contiguous; `lengths` may be null (every sequence has all its steps). `wide` says that the arrays of
+// All arrays are contiguous, and those of states and their gradients begin on a 64-byte boundary; `lengths` may be null (every sequence has all its steps). `wide` says that the arrays of
 // numbers hold double instead of float.
 struct Problem {
   int64_t batch, steps, states, symbols;

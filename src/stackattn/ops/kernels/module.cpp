@@ -48,7 +48,7 @@ const Kernel& kernel() {
   return *chosen;
 }
 
-// Addresses and sizes come from stackattn.ops.kernels, which has checked them.
+// Addresses and sizes come from stackattn.ops.native, which has checked them.
 using Address = uintptr_t;
 const void* in(Address a) { return reinterpret_cast<const void*>(a); }
 void* out(Address a) { return reinterpret_cast<void*>(a); }

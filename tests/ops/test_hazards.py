@@ -1,0 +1,124 @@
+"""What callers do to tensors that they think are theirs: views, threads, buffers used again, masks of any size."""
+
+import threading
+
+import pytest
+import torch
+from oracles import random_transitions, relative_error
+
+from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def actions(B, T):
+    return torch.randn(B, T, 3, generator=seeded(), dtype=torch.float64).softmax(-1)
+
+
+@pytest.mark.parametrize("function", [lambda x: x[1:2], lambda x: x[1:2].expand(50, -1), lambda x: x[[1, 0, 1]]])
+def test_a_state_mapped_to_a_view_goes_on_right(function):
+    a = actions(2, 12)
+    _, state = SuperpositionState.empty(2).extend(a[:, :6])
+    rows, _ = state.map(function).extend(function(a.flatten(1)).unflatten(1, (12, 3))[:, 6:])
+    full = superposition_weights(function(a.flatten(1)).unflatten(1, (12, 3)))
+    assert relative_error(rows, full[:, 6:]) < 1e-12
+    rows, _ = state.extend(a[:, 6:])
+    assert relative_error(rows, superposition_weights(a)[:, 6:]) < 1e-12
+
+
+def test_threads_that_extend_the_same_state():
+    a = actions(4, 40)
+    _, state = SuperpositionState.empty(4).extend(a[:, :10])
+    found = {}
+
+    def go_on(name):
+        mine, rows = state, []
+        steps = a if name % 2 else a.flip(2)
+        for t in range(10, 40):
+            row, mine = mine.extend(steps[:, t : t + 1])
+            rows.append(row[:, :, :10])
+        found[name] = torch.cat(rows, dim=1)
+
+    threads = [threading.Thread(target=go_on, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, rows in found.items():
+        steps = torch.cat([a[:, :10], (a if name % 2 else a.flip(2))[:, 10:]], dim=1)
+        assert relative_error(rows, superposition_weights(steps)[:, 10:, :10]) < 1e-12
+
+
+def test_a_buffer_that_the_caller_uses_again():
+    inputs = random_transitions(1, 12, 2, 2, scale=400.0, generator=seeded())  # leaves the range of doubles
+    buffer = [torch.empty_like(x[:, :1]) for x in inputs]
+    state, rows = NondeterministicState.empty(1, 2, 2), []
+    for t in range(12):
+        for mine, x in zip(buffer, inputs, strict=True):
+            mine.copy_(x[:, t : t + 1])
+        row, state = state.extend(*buffer)
+        rows.append(row)
+    assert relative_error(rows[-1], nondeterministic_weights(*inputs)[:, -1:]) < 1e-9
+
+
+def test_lengths_that_change_before_the_backward_pass():
+    gradients = []
+    for change in (False, True):
+        a, lengths = actions(2, 5).requires_grad_(), torch.tensor([5, 3])
+        rows, _ = SuperpositionState.empty(2).extend(a, lengths)
+        if change:
+            lengths.fill_(1)
+        gradients.append(torch.autograd.grad(rows.square().sum(), a)[0])
+    assert torch.equal(*gradients)
+
+
+def test_a_gradient_of_a_state_that_is_a_slice():
+    a = actions(1, 6).requires_grad_()
+
+    def shifted(grad):
+        return grad if grad is None else torch.cat([grad.new_zeros(1), grad.flatten()])[1:].view_as(grad)
+
+    gradients = []
+    for hook in (None, shifted):
+        state = SuperpositionState.empty(1)
+        for t in range(6):
+            rows, state = state.extend(a[:, t : t + 1])
+            if hook:
+                state._tensor.register_hook(hook)
+        gradients.append(torch.autograd.grad(rows.square().sum(), a)[0])
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+@pytest.mark.parametrize("mask", [-1e12, -1e20, -1e30, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mask_is_as_good_as_minus_infinity(backend, mask, dtype):
+    """Also where every run has to take a masked transition: then no run survives."""
+    forbidden = random_transitions(3, 9, 2, 2, forbidden_share=0.5, generator=seeded(), dtype=dtype)
+    forbidden[0][0, 4], forbidden[1][0, 4], forbidden[2][0, 4] = (-torch.inf,) * 3
+    forbidden[2][0, 4, 1, 1, 0] = 0.0  # all that is left, and the stack is never there
+    forbidden[1][0, :4], forbidden[0][0, :4] = forbidden[1][0, :4].clamp(min=-2), -torch.inf
+    masked = [x.clamp(min=mask) for x in forbidden]
+    results = []
+    for inputs in (forbidden, masked):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        weights = nondeterministic_weights(*leaves, backend=backend)
+        gradients = torch.autograd.grad(weights.square().sum(), leaves)
+        assert all(x.isfinite().all() for x in (weights, *gradients))
+        results.append([weights, *gradients])
+    for a, b in zip(*results, strict=True):
+        assert (a - b).abs().max() < 1e-6
+
+
+def test_operators_called_without_the_wrapper_check_too():
+    a = actions(2, 4)
+    op = torch.ops.stackattn.superposition_weights
+    expected = superposition_weights(a, torch.tensor([3, 2]))
+    assert torch.equal(op(a, torch.tensor([3, 2], dtype=torch.int32), "cpp"), expected)
+    with pytest.raises(ValueError, match="actions"):
+        op(a[0], None, "cpp")
+    push, replace, pop = random_transitions(1, 4, 2, 2, generator=seeded())
+    with pytest.raises(ValueError, match="log_replace"):
+        torch.ops.stackattn.nondeterministic_weights(push, replace[:, :3], pop, None, "cpp")
