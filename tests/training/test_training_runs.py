@@ -141,7 +141,7 @@ def test_stopped_at_every_write_it_goes_on_to_the_same_numbers(model, every, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_killed_at_random_moments_it_goes_on_to_the_same_numbers(model, tmp_path):
-    config = tiny(model, max_epochs=10, evaluate_every=8, stop_patience=100)
+    config = tiny(model, max_epochs=6, evaluate_every=8, stop_patience=100)
     run_experiment(config, tmp_path / "whole")
     folder, generator, kills = tmp_path / "killed", random.Random(1), 0
     while not Run(folder).finished:
