@@ -141,7 +141,7 @@ def test_stopped_at_every_write_it_goes_on_to_the_same_numbers(model, every, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_killed_at_random_moments_it_goes_on_to_the_same_numbers(model, tmp_path):
-    config = tiny(model, max_epochs=10, evaluate_every=8, stop_patience=100)
+    config = tiny(model, max_epochs=6, evaluate_every=8, stop_patience=100)
     run_experiment(config, tmp_path / "whole")
     folder, generator, kills = tmp_path / "killed", random.Random(1), 0
     while not Run(folder).finished:
@@ -192,6 +192,19 @@ def test_a_run_that_had_stopped_by_itself_does_not_go_on(tmp_path):
     run_experiment(config, tmp_path / "run", resume=True)
     assert outcome(tmp_path / "run") == expected
     assert expected[1] == "no improvement"
+    assert expected[2] < 40
+
+
+def test_a_lowered_learning_rate_stays_low(tmp_path):
+    config = tiny(learning_rate=0.5, max_epochs=8, lr_factor=0.5, stop_patience=100)
+    run_experiment(config, tmp_path / "whole")
+    lowered = [row["evaluation"] for row in Run(tmp_path / "whole").metrics() if row["learning_rate"] < 0.5]
+    assert 2 <= len(lowered) <= 6  # it happens in the middle of the run
+    for at in (lowered[0] - 1, lowered[0]):  # the last evaluation with the old rate, and the first with the new one
+        with pytest.raises(Killed):
+            run_experiment(config, tmp_path / str(at), watcher=Watcher(at, stop))
+        run_experiment(config, tmp_path / str(at), resume=True)
+        assert outcome(tmp_path / str(at)) == outcome(tmp_path / "whole")
 
 
 def test_a_deadline_ends_it_after_an_evaluation_and_it_can_go_on(tmp_path):

@@ -55,12 +55,12 @@ def demo_picture(
             color=colour,
             va="center",
         )
-    left.set_title(f"Learning {language}", fontsize=11)
+    left.set_title(f"Learning {language.replace('-', ' ')}", fontsize=11)
     left.set_xlabel("epoch")
     left.set_ylabel("nats per symbol above the language's entropy")
     left.set_ylim(bottom=0 if all(y >= 0 for points in curves.values() for _, y in points) else None)
     left.margins(x=0.12)
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     left.spines[["top", "right"]].set_visible(False)
 
     T = len(tokens)
@@ -71,7 +71,7 @@ def demo_picture(
     right.tick_params(length=0)
     right.set_xlabel("symbol that was pushed (⊥ is the bottom)")
     right.set_ylabel("symbol read")
-    right.set_title("What the trained stack has on top", fontsize=11)
+    right.set_title("What the trained stack has on top, on one string", fontsize=11)
     figure.colorbar(image, ax=right, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", label="weight", shrink=0.8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

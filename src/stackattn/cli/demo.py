@@ -169,7 +169,7 @@ def show_table(console: Console, out: Path) -> None:
         numbers = f"{best['cross_entropy']:.4f}", f"{best['cross_entropy_difference']:.4f}", str(best["epoch"])
         table.add_row(label, f"{parameters:,}", *numbers, f"{result['seconds']:.0f}")
     table.add_section()
-    table.add_row("the language itself", "", f"{bound:.4f}", "0.0000", "", "")
+    table.add_row("the language", "", f"{bound:.4f}", "0.0000", "", "")
     console.print(table, markup=False)
 
 
