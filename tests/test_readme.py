@@ -1,6 +1,7 @@
 """What README and docs show is run here: Python blocks, and command lines except `make`, `pip` and `git`."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_python(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands(page, tmp_path):
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-    commands = [line.split("#")[0].split() for line in lines]
+    commands = [shlex.split(line, comments=True) for line in lines]
     commands = [command for command in commands if command and command[0] not in NOT_RUN]
     if not commands:
         pytest.skip("no commands here")
