@@ -1,7 +1,13 @@
 """Every test runs with nan in fresh memory: what reads before it writes is found out."""
 
-import pytest
-import torch
+import os
+
+# Before torch is imported, and for the processes that tests start: small tensors want one thread, and as many as there
+# are test processes would be in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
