@@ -6,8 +6,8 @@ import os
 # are test processes would be in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
 
 @pytest.fixture(autouse=True, scope="session")
