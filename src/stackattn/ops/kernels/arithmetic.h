@@ -1,7 +1,7 @@
 // The two number systems of the charts and the one operation that does nearly all the work: C (+)= sum of A x B.
 //
 // Linear    plain double: fast, right while no weight that matters falls below 1e-308.
-// Extended  mantissa and exponent in separate doubles: ten to twenty times slower, right always.
+// Extended  mantissa and exponent in separate doubles: ten (forward) to twenty-five times slower, right always.
 //
 // Matrices are row-major with rows that start on a vector boundary; A may have any strides.
 #pragma once
