@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..files import remove_partial, write_atomically, write_json, write_text
+from .config import from_values, to_values
 
 try:
     import fcntl
@@ -52,7 +53,7 @@ class Run:
     def finished(self) -> bool:
         return (self.folder / "result.json").exists()
 
-    def check(self, config: dict[str, Any], resume: bool) -> None:
+    def check(self, config: Any, resume: bool) -> None:
         """Whether this configuration may run here, before anything slow is done."""
         if self.finished:
             raise RunError(f"{self.folder}: this run is finished; choose another folder")
@@ -63,7 +64,7 @@ class Run:
         if there := self.differs(config):
             raise RunError(f"{self.folder}: the run there has another configuration ({there}); choose another folder")
 
-    def start(self, config: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
         """Make or enter the folder. Returns the state to go on from, or None at the beginning."""
         self.check(config, resume)
         with self.writing():
@@ -71,7 +72,7 @@ class Run:
             self._take_lock()
             remove_partial(self.folder)
             if not (self.folder / "config.json").exists():
-                write_json(self.folder / "config.json", config)
+                write_json(self.folder / "config.json", to_values(config))
             write_json(self.folder / "environment.json", environment())
             state = self._read_state() if (self.folder / "last/state.json").exists() else None
             lines = state["metrics"] if state else 0
@@ -99,9 +100,10 @@ class Run:
                 f"{self.folder}: cannot write: {reason}; what was written before is whole, --resume goes on from it"
             ) from error
 
-    def differs(self, config: dict[str, Any]) -> str | None:
-        """The first key of this run's configuration that is another one there, and how."""
-        return _different(self.config(), config)
+    def differs(self, config: Any) -> str | None:
+        """The first key of this configuration, a dataclass, that is another one there, and how."""
+        there = from_values(type(config), self.config(), source=str(self.folder / "config.json"))  # with new keys too
+        return _different(to_values(there), to_values(config))
 
     def config(self) -> dict[str, Any]:
         return self._read("config.json")
@@ -115,6 +117,11 @@ class Run:
             return []
         lines = path.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines[:-1]]  # what has no newline behind it was never finished
+
+    def seconds(self) -> float:
+        """How long it has been running, over all the times that it was taken up."""
+        has_checkpoint = (self.folder / "last/state.json").exists()
+        return self._read_state()["progress"]["seconds"] if has_checkpoint else 0.0
 
     def log(self, values: dict[str, Any]) -> None:
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -131,7 +138,7 @@ class Run:
         """The state names its tensor files, so the one rename of state.json moves from one checkpoint to the next."""
         last = self.folder / "last"
         last.mkdir(exist_ok=True)
-        name = f"{state['metrics']:05d}.safetensors"
+        name = f"{state['progress']['examples']:09d}.safetensors"
         tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
         for i, values in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in values.items()})
@@ -243,6 +250,18 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "backends": backends(),
     }
+
+
+def peak_memory() -> int | None:
+    """The most memory this process has used so far, in bytes: on the GPU if there is one in use."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _processor() -> str:
