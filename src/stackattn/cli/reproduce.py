@@ -52,6 +52,15 @@ TARGETS = {
         "stackattn.training.cfl:CFLConfig",
         "stackattn.cli.figure_2:show",
     ),
+    "table-3": Target(
+        "perplexity and BLEU of translation, in three sizes (d_model)",
+        ("160", "240", "360"),
+        TRANSFORMERS,
+        5,
+        "experiments/mt",
+        "stackattn.training.mt:MTConfig",
+        "stackattn.cli.table_3:show",
+    ),
 }
 
 
