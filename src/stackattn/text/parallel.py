@@ -77,7 +77,7 @@ def read_sentences(path: str | Path) -> Iterator[str]:
     """The lines of a text file, or the segments of WMT's SGML (`.sgm`, `.sgml`); either may be compressed (`.gz`)."""
     path = Path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if kind not in (".sgm", ".sgml"):
+    if kind.lower() not in (".sgm", ".sgml"):
         yield from _lines(path)
         return
     segments = SEGMENT.findall("\n".join(_lines(path)))

@@ -93,10 +93,12 @@ class PieceTokenizer:
             source, target = values["source"], values["target"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{vocabulary}: expected pieces of source and target: {error!r}") from None
+        data = model.read_bytes()
         try:
-            return cls(model.read_bytes(), source, target)
-        except (RuntimeError, OSError) as error:
+            _processor(data)
+        except RuntimeError as error:
             raise ValueError(f"{model}: not a SentencePiece model: {error}") from None
+        return cls(data, source, target)
 
 
 def learn_pieces(
