@@ -75,7 +75,9 @@ def test_different_numbers_of_lines(files, a, b):
     source, target = files(["x"] * a, ["y"] * b)
     pairs = read_pairs(source, target)
     assert [next(pairs) for _ in range(min(a, b))] == [("x", "y")] * min(a, b)
-    with pytest.raises(ValueError, match=rf"text.de and .*text.en: expected as many sentences in both, got {a} and {b}"):
+    with pytest.raises(
+        ValueError, match=rf"text.de and .*text.en: expected as many sentences in both, got {a} and {b}"
+    ):
         next(pairs)
 
 
@@ -120,7 +122,7 @@ def test_what_each_filter_drops(files):
 def test_characters_are_counted_after_normalisation(files):
     """The ligature is three letters."""
     assert len(select(*files(["ﬃ"], ["abc"]), Filters(max_characters=3)).pairs) == 1
-    with pytest.raises(ValueError, match="none of 1 pairs passes the filters .*too long: 1"):
+    with pytest.raises(ValueError, match=r"none of 1 pairs passes the filters .*too long: 1"):
         select(*files(["ﬃ"], ["abc"]), Filters(max_characters=2))
 
 

@@ -76,8 +76,8 @@ def _table(lines: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="The best restart of each, by validation", title_justify="left")
-    for name in ("tier", "model", "restarts", "parameters", "val. perplexity", "paper", "test BLEU", "paper"):
+    table = Table(title="The best restart of each: perplexity on validation, BLEU on test", title_justify="left")
+    for name in ("tier", "model", "runs", "parameters", "perplexity", "paper", "BLEU", "paper"):
         table.add_column(name, no_wrap=True, justify="left" if name == "model" else "right")
     tier = lines[0]["tier"]
     for line in lines:
