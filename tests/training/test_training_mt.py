@@ -13,7 +13,7 @@ from runs import outcome, processes, train_in_process
 from torch import nn
 
 from stackattn.models.paper import COUNTS, MT_TYPES, count_parameters
-from stackattn.text.corpus import read_split
+from stackattn.text.parallel_corpus import read_split
 from stackattn.training import ConfigError, Run, run_experiment
 from stackattn.training.config import from_values, load_config
 from stackattn.training.mt import CorpusOptions, MTConfig, MTTask, build_model, read_test_set

@@ -74,7 +74,7 @@ def _prepare(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..text.corpus import Preparation, prepare
+    from ..text.parallel_corpus import Preparation, prepare
     from ..text.parallel import REASONS
 
     names = ("max_characters", "max_ratio", "seed", "pieces", "threshold")
