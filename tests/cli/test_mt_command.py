@@ -50,7 +50,7 @@ def corpus(files):
 @pytest.fixture(scope="module")
 def run(corpus):
     config = corpus.parent / "tiny.yaml"
-    config.write_text(json.dumps({"corpus": {"folder": str(corpus)}, **TINY}))
+    config.write_text(json.dumps({"data": {"folder": str(corpus)}, **TINY}))
     assert main(["mt", "train", str(config), "--out", str(corpus.parent / "run")]) == 0
     return corpus.parent / "run"
 
@@ -153,7 +153,7 @@ def test_evaluate(run, corpus, files, tmp_path, capsys):
 
 
 def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsys):
-    assert main(["mt", "evaluate", str(run), "--corpus", str(tmp_path)]) == 2
+    assert main(["mt", "evaluate", str(run), "--data", str(tmp_path)]) == 2
     assert "report.json: not there; a corpus is a folder made by `stackattn mt prepare`" in capsys.readouterr().err
     assert main(["mt", "translate", str(tmp_path), os.devnull]) == 2
     assert "a saved model is a folder with config.json" in capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_without_the_libraries_it_says_what_to_install(files, tmp_path, capsys, 
 def test_reproduce_table_3(corpus, tmp_path, capsys):
     folder = tmp_path / "configs/240"
     folder.mkdir(parents=True)
-    (folder / "tf-sup.yaml").write_text(json.dumps({"corpus": {"folder": str(corpus)}, **TINY}))
+    (folder / "tf-sup.yaml").write_text(json.dumps({"data": {"folder": str(corpus)}, **TINY}))
     out = tmp_path / "out"
     command = ["reproduce", "table-3", "--tasks", "240", "--models", "tf-sup", "--restarts", "2"]
     command += ["--configs", str(tmp_path / "configs"), "--out", str(out), "--processes", "2"]

@@ -34,7 +34,7 @@ def make_corpus(folder: Path) -> Path:
 
 def experiment(corpus: Path, model: dict[str, Any] | None = None, **training: Any) -> MTConfig:
     values = {
-        "corpus": {"folder": str(corpus), "batch_tokens": 256},
+        "data": {"folder": str(corpus), "batch_tokens": 256},
         "model": {**MODEL, **(model or {})},
         "training": {**TRAINING, **training},
     }

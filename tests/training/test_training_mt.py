@@ -146,22 +146,22 @@ def test_killed_it_goes_on_to_the_same_numbers(corpus, tmp_path):
 def test_a_run_knows_its_corpus(corpus, tmp_path):
     config = experiment(corpus, max_epochs=1)
     run_experiment(config, tmp_path / "run")
-    assert Run(tmp_path / "run").config()["corpus"]["digest"] == config.corpus.digest
+    assert Run(tmp_path / "run").config()["data"]["digest"] == config.data.digest
     moved = shutil.copytree(corpus, tmp_path / "moved")
     assert read_test_set(tmp_path / "run", folder=str(moved)) == read_split(corpus, "test")
     report = json.loads((moved / "report.json").read_text())
     (moved / "report.json").write_text(json.dumps({**report, "digest": "other"}))
-    with pytest.raises(ValueError, match=f"moved has another corpus: expected {config.corpus.digest}, got other"):
+    with pytest.raises(ValueError, match=f"moved has another corpus: expected {config.data.digest}, got other"):
         read_test_set(tmp_path / "run", folder=str(moved))
 
 
 def test_errors_name_the_section(corpus, tmp_path):
-    with pytest.raises(ConfigError, match=r"corpus: .*report.json: not there; a corpus is a folder made by"):
-        from_values(MTConfig, {"corpus": {"folder": str(tmp_path)}}).make()
+    with pytest.raises(ConfigError, match=r"data: .*report.json: not there; a corpus is a folder made by"):
+        from_values(MTConfig, {"data": {"folder": str(tmp_path)}}).make()
     with pytest.raises(ConfigError, match="model: "):
         experiment(corpus, {"layers": "1.stack"}).make()
     with pytest.raises(ConfigError, match="label_smoothing: expected a number from 0 up to 1, got 1"):
-        from_values(MTConfig, {"corpus": {"folder": str(corpus), "label_smoothing": 1}})
+        from_values(MTConfig, {"data": {"folder": str(corpus), "label_smoothing": 1}})
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="a saved model is a folder"):
         Translator.load(tmp_path / "empty")
@@ -185,4 +185,4 @@ def test_configs_have_the_papers_sizes(tier, request):
         assert config.training.published
         assert config.model.published
         assert config.model.init_range == 0.01
-        assert (config.corpus.batch_tokens, config.corpus.label_smoothing) == (2048, 0.1)
+        assert (config.data.batch_tokens, config.data.label_smoothing) == (2048, 0.1)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--files", nargs=2, metavar=("SOURCE", "REFERENCE"), help="instead of the test set of the run's corpus"
     )
     evaluate.add_argument("--split", choices=("validation", "test"), default="test", help="(default: %(default)s)")
-    evaluate.add_argument("--corpus", metavar="FOLDER", help="where the run's corpus is, if it has moved")
+    evaluate.add_argument("--data", metavar="FOLDER", help="where the run's corpus is, if it has moved")
     evaluate.add_argument("--out", metavar="NAME", help="writes NAME.json and NAME.txt (default: RUN/test or so)")
     for command in (translate, evaluate):
         command.add_argument("--beam", type=int, default=4, help="hypotheses of each sentence (default: %(default)s)")
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--batch-tokens", type=int, default=2048, help="source tokens to translate at once (default: %(default)s)"
         )
         command.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+        command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
 
 
 def _add_prepare(commands: Any) -> None:
@@ -133,7 +134,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         source, reference = [a for a, _ in pairs], [b for _, b in pairs]
         data: dict[str, Any] = {"files": [Path(path).name for path in args.files]}
     else:
-        source, reference = read_test_set(args.run, args.split, args.corpus)
+        source, reference = read_test_set(args.run, args.split, args.data)
         data = {"split": args.split}
     translator = _translator(args.run, args)
     with _counter("translating", len(source)) as done:
@@ -152,7 +153,7 @@ def _translator(folder: str, args: argparse.Namespace) -> Any:
     from ..training.translator import Translator
 
     options = {"beam_size": args.beam, "max_tokens": args.max_tokens, "batch_tokens": args.batch_tokens}
-    return Translator.load(folder, **options)
+    return Translator.load(folder, args.device, **options)
 
 
 def _watch_pairs(split: str) -> Callable[[Iterable[T]], Iterable[T]]:

@@ -77,12 +77,12 @@ class MTTraining(TrainingConfig):
 class MTConfig:
     """A corpus, a model and how to train the one on the other."""
 
-    corpus: CorpusOptions
+    data: CorpusOptions
     model: TranslatorOptions = field(default_factory=TranslatorOptions)
     training: MTTraining = field(default_factory=MTTraining)
 
     def make(self) -> tuple[MTTask, Seq2SeqTransformer]:
-        task = in_section("corpus", MTTask, self.corpus)
+        task = in_section("data", MTTask, self.data)
         return task, in_section("model", build_model, self, task.tokenizer)
 
     def redraw(self, seed: int) -> MTConfig:
@@ -126,12 +126,14 @@ class Pairs:
         """The nats of the batch's targets, EOS included, all together."""
         begin, end = self.tokenizer.begin, self.tokenizer.end
         targets = [self.target[i].tolist() for i in batch]
-        source, source_lengths = pad([[*self.source[i].tolist(), end] for i in batch])
-        read, read_lengths = pad([[begin, *target] for target in targets])
+        source, source_lengths = pad([[*self.source[i].tolist(), end] for i in batch], self.tokenizer.padding)
+        read, read_lengths = pad([[begin, *target] for target in targets], self.tokenizer.padding)
         predicted, _ = pad([[*target, end] for target in targets], IGNORED)
-        logits = model(source, read, source_lengths, read_lengths)  # (B, U, outputs)
+        device = next(model.parameters(), source).device
+        inputs = (x.to(device) for x in (source, read, source_lengths, read_lengths))
+        logits = model(*inputs).flatten(0, 1)  # (B * U, outputs)
         options = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "sum"}
-        return cross_entropy(logits.flatten(0, 1), predicted.flatten(), **options)
+        return cross_entropy(logits, predicted.flatten().to(device), **options)
 
     def cross_entropy(self, model: nn.Module, budget: int) -> float:
         """Nats for each target token, EOS included."""
@@ -159,6 +161,9 @@ class MTTask:
     def size(self, batch: list[int]) -> int:
         return len(batch)
 
+    def share(self, batch: list[int], rank: int, count: int) -> list[int]:
+        return batch[rank::count]
+
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
         """Summed over the tokens of a sentence, averaged over sentences."""
         return self.training.loss(model, batch, self.options.label_smoothing) / len(batch)
@@ -178,6 +183,6 @@ def perplexity(nats: float) -> float:
 
 def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:
     """Sources and references of the corpus that a run was trained on; `folder` says where it is, if it has moved."""
-    options = config_of(MTConfig, run).corpus
+    options = config_of(MTConfig, run).data
     check_corpus(replace(options, folder=folder or options.folder))
     return read_split(folder or options.folder, split)

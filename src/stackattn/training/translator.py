@@ -32,7 +32,7 @@ class Translator:
     """Of the source sentences, with padding, that are translated at once."""
 
     @classmethod
-    def load(cls, folder: str | Path, **options: int) -> Translator:
+    def load(cls, folder: str | Path, device: str = "cpu", **options: int) -> Translator:
         """From the folder of a model, or of a run, whose best model is meant."""
         folder = Path(folder)
         folder = folder / "best" if (folder / "best").is_dir() else folder
@@ -44,7 +44,7 @@ class Translator:
         if sizes != (model.config.input_size, model.config.output_size):
             expected = model.config.input_size, model.config.output_size
             raise ValueError(f"{folder}: the model expects {expected} tokens, its tokenizer has {sizes}")
-        return cls(model, tokenizer, **options)
+        return cls(model.to(device), tokenizer, **options)
 
     def translate(self, sentences: Sequence[str], done: Callable[[int], None] = lambda count: None) -> list[str]:
         """In the order of the sentences; a blank one is translated by a blank one. `done` hears of each batch."""
@@ -69,10 +69,11 @@ class Translator:
             yield from self.translate(part, done)
 
     def _translate(self, sources: list[list[int]]) -> list[str]:
-        tokens, lengths = pad([[*source, self.tokenizer.end] for source in sources])
-        prompts = torch.full((len(sources), 1), self.tokenizer.begin)
+        device = next(self.model.parameters()).device
+        tokens, lengths = pad([[*source, self.tokenizer.end] for source in sources], self.tokenizer.padding)
+        prompts = torch.full((len(sources), 1), self.tokenizer.begin, device=device)
         with torch.no_grad():
-            state = self.model.initial_state(tokens, lengths)
+            state = self.model.initial_state(tokens.to(device), lengths.to(device))
         found = beam_search(
             self.model,
             prompts,
