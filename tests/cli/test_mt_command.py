@@ -1,4 +1,4 @@
-"""`stackattn mt` and `stackattn reproduce table-3` from end to end, on a few words; what is learned is not asked here."""
+"""`stackattn mt` and `stackattn reproduce table-3` from end to end, on a few words; nothing worth it is learned."""
 
 import gzip
 import io

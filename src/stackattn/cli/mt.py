@@ -75,8 +75,8 @@ def _prepare(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..text.parallel_corpus import Preparation, prepare
     from ..text.parallel import REASONS
+    from ..text.parallel_corpus import Preparation, prepare
 
     names = ("max_characters", "max_ratio", "seed", "pieces", "threshold")
     settings = Preparation(sample=args.sample or None, **{name: getattr(args, name) for name in names})
