@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from . import models, steps
+from . import models, steps, translation
 from .steps import Shape, Step
 from .targets import RATE
 
 OPERATOR_TESTS = ("tests/ops",)
 MODEL_TESTS = ("tests/nn", "tests/models")
+TRANSFORMERS = ("Tf", "Tf+Sup", "Tf+Nd")
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,20 @@ CASES = {
             name: Contender(partial(models.decoding, architecture=name))
             for name in ("Tf", "Tf+Sup", "Tf+Nd", "LSTM", "LSTM+Sup", "LSTM+Nd")
         },
+        tests=MODEL_TESTS,
+    ),
+    "translation": Case(
+        "A training step of the paper's smallest translation models (d_model 160), B pairs of T tokens.",
+        "BT",
+        (Shape(B=64, T=30),),
+        {name: Contender(partial(translation.training, architecture=name)) for name in TRANSFORMERS},
+        tests=MODEL_TESTS,
+    ),
+    "translating": Case(
+        "Translating B sentences of T tokens into T tokens, beam 4, with the same models.",
+        "BT",
+        (Shape(B=32, T=30),),
+        {name: Contender(partial(translation.translating, architecture=name)) for name in TRANSFORMERS},
         tests=MODEL_TESTS,
     ),
 }
