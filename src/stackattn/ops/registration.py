@@ -33,14 +33,21 @@ class Operator:
         torch.library.register_fake(self._name, function, lib=_library)
 
     def gradient(self, function: Callable) -> None:
-        """`function(saved tensors, backend, grad)` gives the gradients of all tensors but `lengths`."""
+        """`function(input tensors, memory, backend, grad)` gives the gradients of all tensors but `lengths`.
+
+        `grad` belongs to the first result; the others are `memory`, kept for the backward pass and for nothing else.
+        """
 
         def setup_context(ctx, inputs, output):
             *tensors, ctx.backend = inputs
-            ctx.save_for_backward(*tensors)
+            memory = output[1:] if isinstance(output, tuple) else ()
+            ctx.mark_non_differentiable(*memory)
+            ctx.inputs = len(tensors)
+            ctx.save_for_backward(*tensors, *memory)
 
-        def backward(ctx, grad):
-            return *function(ctx.saved_tensors, ctx.backend, grad), None, None
+        def backward(ctx, grad, *_):
+            inputs, memory = ctx.saved_tensors[: ctx.inputs], ctx.saved_tensors[ctx.inputs :]
+            return *function(inputs, memory, ctx.backend, grad), None, None
 
         torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_library)
 

@@ -91,8 +91,8 @@ def _(grad, actions, lengths, backend):
 
 
 @_op.gradient
-def _(saved, backend, grad):
-    return (_op_backward(grad, *saved, backend),)
+def _(inputs, memory, backend, grad):
+    return (_op_backward(grad, *inputs, backend),)
 
 
 _op_backward.without_gradient(SECOND_DERIVATIVES)
