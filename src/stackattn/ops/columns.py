@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .chart import SMALLEST_MASS, Steps, inside
+from .chart import Steps, inside
+from .torch_backend import SMALLEST_MASS
 
 
 def _padded(n):

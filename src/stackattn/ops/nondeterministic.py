@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import chart, checks, native, reference
+from . import chart, checks, native, reference, torch_backend
 from .backends import choose
 from .registration import SECOND_DERIVATIVES, Operator
 
@@ -85,7 +85,7 @@ def _(log_push, log_replace, log_pop, lengths, backend):
         checks.check_length_values(lengths, log_push.shape[1])
         return native.nondeterministic(log_push, log_replace, log_pop, lengths), _no_memory(log_push)
     _check_numbers(log_push, log_replace, log_pop, lengths)
-    weights, memory = chart.nondeterministic(log_push, log_replace, log_pop, lengths)
+    weights, memory = torch_backend.nondeterministic(log_push, log_replace, log_pop, lengths)
     return weights.to(log_push.dtype).contiguous(), memory
 
 
@@ -97,7 +97,7 @@ def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
     lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
-    found = chart.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths, memory)
+    found = torch_backend.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths, memory)
     return tuple(x.to(log_push.dtype).contiguous() for x in found)
 
 
