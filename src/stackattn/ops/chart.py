@@ -73,29 +73,40 @@ class Chart:
 
 def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
     n, B, QS, _ = steps.push.shape
-    S, C = QS // Q, (n + 1) * Q
-    chart = Chart(steps.push.new_zeros(Chart.size(n, B, Q, S)), n, B, Q, S)
-    P, D, F = (chart.by_symbol(x) for x in (chart.P, chart.D, chart.F))
-    D_at, F_at = chart.by_time(chart.D), chart.by_time(chart.F)
+    chart = Chart(steps.push.new_zeros(Chart.size(n, B, Q, QS // Q)), n, B, Q, QS // Q)
+    _fill_D_and_P(steps, chart)
+    _fill_F(steps, chart, superposition)
+    return chart
+
+
+def _fill_D_and_P(steps: Steps, chart: Chart) -> None:
+    times, Q, S, B = chart.axes
+    n, C = times - 1, times * Q
+    P, D, D_at = chart.by_symbol(chart.P), chart.by_symbol(chart.D), chart.by_time(chart.D)
     chart.pops(chart.D)[...] = steps.pop.reshape(n, B, Q, S, Q)[1:]
     moves = _stacked(steps.push, steps.replace)
     for j in range(n - 2, -1, -1):
         now, later = slice(j * Q, (j + 1) * Q), slice((j + 2) * Q, C)
         pushed_or_kept = chart.rows_by_time(moves[j] @ D_at[j + 1, :, :, later])
-        if j == 0:
+        if j == 0:  # the bottom element is never popped
             chart.P[0, ..., later] = pushed_or_kept[0]
             break
         chart.PD[:, j, ..., later] = pushed_or_kept
         row = chart.D[j, ..., later]
         row += chart.rows_by_symbol(P[:, now, later] @ D[:, later, later])
+
+
+def _fill_F(steps: Steps, chart: Chart, superposition: bool) -> None:
+    times, Q = chart.axes[:2]
+    P, F, F_at = chart.by_symbol(chart.P), chart.by_symbol(chart.F), chart.by_time(chart.F)
     if superposition:
         chart.F[..., 0] = _one(chart.F)
     else:
         chart.F[0, 0, 0, :, :2] = _one(chart.F)
     moves = _stacked(steps.push.mT, steps.replace.mT)
-    for t in range(1, n + 1):
+    for t in range(1, times):
         now, inner, old = slice(t * Q, (t + 1) * Q), slice(0, (t - 1) * Q), slice(0, t + 1)
-        pushed, kept = _pair(chart.rows_by_time(moves[t - 1] @ F_at[t - 1, :, :, old]))  # (Q, S, B, t + 1) each
+        pushed, kept = chart.rows_by_time(moves[t - 1] @ F_at[t - 1, :, :, old])  # (Q, S, B, t + 1) each
         row = chart.F[t, ..., old]
         returned = chart.rows_by_symbol(P[:, inner, now].mT @ F[:, inner, old])
         if superposition:
@@ -105,7 +116,6 @@ def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
             row[...] = kept + returned
             both = chart.F[t, ..., 0 : t + 2 : t + 1]  # alpha, and the new element
             both += pushed[..., :1]
-    return chart
 
 
 def walk_back(steps: Steps, chart: Chart, dF: Number, superposition: bool = False) -> Steps:
@@ -113,46 +123,58 @@ def walk_back(steps: Steps, chart: Chart, dF: Number, superposition: bool = Fals
 
     Each row gathers its gradient when its turn comes, from those that used it and are complete.
     """
+    QS = chart.axes[1] * chart.axes[2]
+    moves = _stacked(steps.push, steps.replace)
+    push, replace = _walk_back_F(moves, chart, dF, superposition)
+    both, pop = _walk_back_D_and_P(moves, chart, dF)
+    return Steps(push + both[:, :, :QS], replace + both[:, :, QS:], pop)
+
+
+def _walk_back_F(moves: Number, chart: Chart, dF: Number, superposition: bool) -> tuple[Number, Number]:
+    """What F gives to push and replace; completes dF."""
     times, Q, S, B = chart.axes
     n, QS, C = times - 1, Q * S, times * Q
-    P, D, F, dF_of = (chart.by_symbol(x) for x in (chart.P, chart.D, chart.F, dF))
-    D_at, F_at, dF_at = (chart.by_time(x) for x in (chart.D, chart.F, dF))
-    moves = _stacked(steps.push, steps.replace)
+    P, dF_of = chart.by_symbol(chart.P), chart.by_symbol(dF)
+    F_at, dF_at = chart.by_time(chart.F), chart.by_time(dF)
     replace = dF.new_zeros(n, B, QS, QS)
     for t in range(n, 0, -1):
         now, later, old = slice(t * Q, (t + 1) * Q), slice((t + 2) * Q, C), slice(0, t + 2)
-        row = dF[t, ..., old]
         if t < n:
-            # of the weights of a push, and of what was kept
-            pushed, kept = _pair(chart.rows_by_time(moves[t] @ dF_at[t + 1, :, :, : t + 3]))
+            pushed, kept = chart.rows_by_time(moves[t] @ dF_at[t + 1, :, :, : t + 3])
+            row = dF[t, ..., old]
             row += kept[..., old] + chart.rows_by_symbol(P[:, now, later] @ dF_of[:, later, old])
             if not superposition:
                 alpha = row[..., 0]
-                alpha += pushed[..., :: t + 2].sum(-1)
+                alpha += pushed[..., :: t + 2].sum(-1)  # from alpha, and from the new element
         replace[t - 1] = F_at[t - 1, :, :, : t + 1] @ dF_at[t, :, :, : t + 1].mT
     pushed = dF.diagonal(1, 0, 4)[..., 1:] + dF[1:, ..., 0].permute(1, 2, 3, 0)  # (Q, S, B, n)
-    push = F_at[:-1, :, :, :1] * pushed.permute(3, 2, 0, 1).reshape(n, B, 1, QS)
+    return F_at[:-1, :, :, :1] * pushed.permute(3, 2, 0, 1).reshape(n, B, 1, QS), replace
 
-    stacked = dF.new_zeros(n, B, 2 * QS, QS)
+
+def _walk_back_D_and_P(moves: Number, chart: Chart, dF: Number) -> tuple[Number, Number]:
+    """What D and P give to push and replace, stacked, and to pop."""
+    times, Q, S, B = chart.axes
+    n, QS, C = times - 1, Q * S, times * Q
     dD = dF.new_zeros(*chart.axes, C)
-    dD_of = chart.by_symbol(dD)
-    dPD = dF.new_zeros(2, Q, S, B, C)  # row j of both
-    dPD_at = dPD.reshape(2 * QS, B, C).transpose(0, 1)
+    P, D, F, dD_of, dF_of = (chart.by_symbol(x) for x in (chart.P, chart.D, chart.F, dD, dF))
+    D_at = chart.by_time(chart.D)
+    row = dF.new_zeros(2, Q, S, B, C)  # row j of dP and of dD
+    row_at = row.reshape(2 * QS, B, C).transpose(0, 1)
+    both = dF.new_zeros(n, B, 2 * QS, QS)
     for j in range(n):
         now, tail, later = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, C), slice((j + 2) * Q, C)
         earlier, old = slice(0, max(j - 1, 0) * Q), slice(0, j + 2)
-        if j > 0:
-            given = chart.rows_by_time(moves[j - 1].mT @ dPD_at[:, :, tail])[0]
+        dP = F[:, now, old] @ dF_of[:, later, old].mT
+        if j > 0:  # the bottom element is never popped
+            given = chart.rows_by_time(moves[j - 1].mT @ row_at[:, :, tail])[0]  # by row j - 1
             dD[j, ..., tail] = given + chart.rows_by_symbol(P[:, earlier, now].mT @ dD_of[:, earlier, tail])
-            dPD[1, ..., later] = dD[j, ..., later]
-        inner = F[:, now, old] @ dF_of[:, later, old].mT
-        if j > 0:
-            inner = inner + dD_of[:, now, later] @ D[:, later, later].mT
-        dPD[0, ..., later] = chart.rows_by_symbol(inner)
-        stacked[j] = dPD_at[:, :, later] @ D_at[j + 1, :, :, later].mT
+            row[1, ..., later] = dD[j, ..., later]
+            dP = dP + dD_of[:, now, later] @ D[:, later, later].mT
+        row[0, ..., later] = chart.rows_by_symbol(dP)
+        both[j] = row_at[:, :, later] @ D_at[j + 1, :, :, later].mT
     pop = dF.new_zeros(n, B, Q, S, Q)
     pop[1:] = chart.pops(dD)
-    return Steps(push + stacked[:, :, :QS], replace + stacked[:, :, QS:], pop.reshape(n, B, QS, Q))
+    return both, pop.reshape(n, B, QS, Q)
 
 
 def _stacked(push: Number, replace: Number) -> Number:
@@ -161,10 +183,6 @@ def _stacked(push: Number, replace: Number) -> Number:
     both = push.new_zeros(n, B, 2 * QS, QS)
     both[:, :, :QS], both[:, :, QS:] = push, replace
     return both
-
-
-def _pair(x: Number) -> tuple[Number, Number]:
-    return x[0], x[1]
 
 
 def _one(like: Number) -> Number:
