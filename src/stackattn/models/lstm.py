@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
 from ..nn import Nondeterministic, Sdpa, State, Superposition, parse_layers
+from ..nn.checks import check_positive, check_range, check_tokens, unknown_token
 from ..nn.state import without_padding
 from ..ops import NondeterministicState
 from ..ops.chart import inside
@@ -29,6 +30,11 @@ class LSTMConfig:
     init_range: float = 0.1
     published: bool = False
     """As the published code does: the maps to the nondeterministic stack are initialised uniformly, biases too."""
+
+    def __post_init__(self) -> None:
+        check_positive(input_size=self.input_size, output_size=self.output_size, hidden_size=self.hidden_size)
+        check_range(self.init_range)
+        _stack_spec(self)
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,7 @@ class LSTMLM(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, output_size). Beyond `lengths` nothing is read, and what comes out there means nothing."""
+        check_tokens("tokens", tokens, lengths)
         # No state is wanted at the end, so padding may be read: what it changes comes later than every real step.
         return self.extend(without_padding(tokens, lengths), self.initial_state(tokens.shape[0]))[0]
 
@@ -154,6 +161,7 @@ class LSTMLM(nn.Module):
         )
 
     def extend(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None = None) -> tuple[Tensor, LSTMState]:
+        check_tokens("tokens", tokens, lengths)
         B, c = tokens.shape
         if c == 0:
             return self.output(state.hidden[:, None][:, :0]), state
@@ -176,7 +184,11 @@ class LSTMLM(nn.Module):
 
     def _one_hot(self, tokens: Tensor) -> Tensor:
         """BOS has no place there: all zeros."""
-        return one_hot(tokens, self.config.input_size)[..., :-1].to(self.bias.dtype)
+        try:
+            rows = one_hot(tokens.long(), self.config.input_size)
+        except RuntimeError as error:  # on the CPU; a GPU tells later, without saying which
+            raise unknown_token("tokens", tokens, self.config.input_size) or error from None
+        return rows[..., :-1].to(self.bias.dtype)
 
     def _run(self, x: Tensor, state: LSTMState, taken: Tensor | None) -> tuple[Tensor, LSTMState]:
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
@@ -213,11 +225,18 @@ class LSTMLM(nn.Module):
         return torch.stack(rows, dim=1), LSTMState(h, c, stack, state.started, acts)
 
 
-def _make_stack(config: LSTMConfig) -> _SuperpositionStack | _NondeterministicStack | None:
+def _stack_spec(config: LSTMConfig) -> Superposition | Nondeterministic | None:
     if config.stack is None:
         return None
     spec, *more = parse_layers(config.stack)
     if more or isinstance(spec, Sdpa) or spec.heads != 1:
         raise ValueError(f"stack: expected one stack such as 'superposition-10', got {config.stack!r}")
+    return spec
+
+
+def _make_stack(config: LSTMConfig) -> _SuperpositionStack | _NondeterministicStack | None:
+    spec = _stack_spec(config)
+    if spec is None:
+        return None
     kind = _SuperpositionStack if isinstance(spec, Superposition) else _NondeterministicStack
     return kind(config.hidden_size, spec)  # pyright: ignore

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import AttentionState, CrossAttention, SelfAttention
+from .checks import check_dropout, check_positive
 from .stack import NondeterministicStackAttention, SuperpositionStackAttention
 from .state import State, without_padding
 
@@ -61,6 +62,8 @@ _PART = re.compile(rf"{_N}|(?:superposition-{_N}|nondeterministic-{_N}-{_N}-{_N}
 def parse_layers(text: str) -> list[LayerSpec]:
     """`"2.nondeterministic-3-3-5.2"`: parts joined by dots. A number is so many layers of softmax attention;
     `superposition-M` and `nondeterministic-Q-S-M` are stack layers, with `xH` behind for H heads."""
+    if not isinstance(text, str):
+        raise TypeError(f"layers: expected text such as '2.superposition-32.2', got {text!r}")
     layers: list[LayerSpec] = []
     for part in text.split("."):
         found = _PART.fullmatch(part)
@@ -92,6 +95,8 @@ def format_layers(layers: list[LayerSpec]) -> str:
 
 class FeedForward(nn.Sequential):
     def __init__(self, d_model: int, hidden_size: int, dropout: float = 0.0):
+        check_positive(d_model=d_model, hidden_size=hidden_size)
+        check_dropout(dropout)
         super().__init__(
             nn.Linear(d_model, hidden_size), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden_size, d_model)
         )
@@ -173,8 +178,8 @@ class TransformerLayer(nn.Module):
         return self.feed_forward(x), LayerState(attention, state.memory)
 
 
-def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """Positional encodings (..., d_model): sines in the even places, cosines in the odd ones."""
-    frequencies = 10000.0 ** (-torch.arange(0, d_model, 2, device=positions.device) / d_model)
-    angles = positions[..., None] * frequencies
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Positional encodings (..., d_model): sines in the even places, cosines in the odd ones; computed in float64."""
+    places = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
+    angles = positions[..., None] * 10000.0 ** (-places / d_model)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

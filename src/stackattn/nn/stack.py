@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
-from ..ops.checks import check_lengths
+from .checks import check_positive, check_vectors
 from .state import State, without_padding
 
 PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": torch.exp}
@@ -44,9 +44,7 @@ class _StackAttention(nn.Module):
 
     def __init__(self, d_model: int, num_actions: int, m: int, reading_size: int, heads: int, push_activation: str):
         super().__init__()
-        for name, size in (("d_model", d_model), ("stack_embedding_size", m), ("heads", heads)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {size!r}")
+        check_positive(d_model=d_model, stack_embedding_size=m, heads=heads)
         if push_activation not in PUSH_ACTIVATIONS:
             names = ", ".join(map(repr, PUSH_ACTIVATIONS))
             raise ValueError(f"push_activation: expected one of {names}, got {push_activation!r}")
@@ -62,11 +60,7 @@ class _StackAttention(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
 
     def _enter(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        d_model = self.to_actions.in_features
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != d_model:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x: expected shape (B, T, {d_model}), got {got}")
-        check_lengths(lengths, x)
+        check_vectors("x", x, self.to_actions.in_features, lengths)
         return without_padding(x, lengths)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -175,9 +169,7 @@ class NondeterministicStackAttention(_StackAttention):
         heads: int = 1,
         push_activation: str = "sigmoid",
     ):
-        for name, size in (("num_states", num_states), ("num_symbols", num_symbols)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {size!r}")
+        check_positive(num_states=num_states, num_symbols=num_symbols)
         Q, S, m = num_states, num_symbols, stack_embedding_size
         super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, heads, push_activation)
         self.num_states, self.num_symbols = Q, S
