@@ -108,12 +108,10 @@ class _NondeterministicStack(_StackMaps):
     def step(self, hidden: Tensor, state: RunStack, taken: Tensor | None) -> RunStack:
         Q, S = self.Q, self.S
         rows = self.to_actions(hidden).reshape(-1, 1, Q, S, 2 * Q * S + Q)
-        push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
         lengths = None if taken is None else taken.long()
-        inputs = push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
-        weights, stack = state.stack.extend(*inputs, lengths)  # (B, 1, i, Q, S)
+        weights, stack = state.stack.extend_rows(rows, lengths)  # (B, 1, i, Q, S)
         values = torch.cat([state.values, self.to_value(hidden).sigmoid()[:, None]], dim=1)
-        reading = (weights[:, 0].flatten(2).mT @ values).flatten(1)  # (B, Q * S * m)
+        reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)  # (B, Q * S * m)
         if taken is not None:
             reading = reading.where(taken[:, None], state.reading)
         return RunStack(stack, values, reading)

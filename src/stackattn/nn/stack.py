@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
+from ..ops.states import unpack
 from .checks import check_positive, check_vectors
 from .state import State, without_padding
 
@@ -185,7 +186,7 @@ class NondeterministicStackAttention(_StackAttention):
     ):
         """x (B, T, d_model); what lies beyond `lengths` (B,) is not read."""
         x = self._enter(x, lengths)
-        transitions = self._transitions(x)
+        transitions = unpack(self._rows(x))
         weights = nondeterministic_weights(*transitions, self._lengths(lengths))  # (B * heads, T, T + 1, Q, S)
         values = torch.cat([self._bottom(x.shape[0]), self._values(x)], dim=1)
         y = self.to_output(self._readings(weights, values))
@@ -200,16 +201,14 @@ class NondeterministicStackAttention(_StackAttention):
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = self._enter(x, lengths)
-        weights, stack = _stack_of(state, NondeterministicState).extend(*self._transitions(x), self._lengths(lengths))
+        weights, stack = _stack_of(state, NondeterministicState).extend_rows(self._rows(x), self._lengths(lengths))
         values = torch.cat([state.values, self._values(x)], dim=1)
         return self.to_output(self._readings(weights, values)), StackState(stack, values, self.heads)
 
-    def _transitions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log weights of push, replace and pop, (B * heads, T, Q, S, ...)."""
+    def _rows(self, x: Tensor) -> Tensor:
+        """Log weights of push, replace and pop, (B * heads, T, Q, S, Q S + Q S + Q)."""
         Q, S = self.num_states, self.num_symbols
-        rows = self._split(self.to_actions(x)).unflatten(-1, (Q, S, 2 * Q * S + Q))
-        push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
-        return push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
+        return self._split(self.to_actions(x)).unflatten(-1, (Q, S, 2 * Q * S + Q))
 
     def _bottom(self, batch_size: int) -> Tensor:
         """(B * heads, 1, m)"""
