@@ -109,7 +109,14 @@ def test_the_first_prediction_is_the_output_bias(stack):
 def test_the_last_prediction_depends_on_what_was_pushed_first(stack):
     model = lstm(stack).double()
     pushed = []
-    model.stack.to_value.register_forward_hook(lambda module, inputs, output: pushed.append(output))
+    choose = model.stack.choose
+
+    def observed(hidden, maps):
+        actions, value = choose(hidden, maps)
+        pushed.append(value)
+        return actions, value
+
+    model.stack.choose = observed
     y = model(text())
     assert len(pushed) == T - 2  # not at BOS, and not after the last token
     grad = torch.autograd.grad(y[:, -1].square().sum(), pushed[0])[0]

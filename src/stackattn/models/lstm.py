@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import linear, one_hot, pad
 
 from ..nn import Nondeterministic, Sdpa, State, Superposition, parse_layers
 from ..nn.checks import check_positive, check_range, check_tokens, unknown_token
@@ -70,6 +70,17 @@ class _StackMaps(nn.Module):
         self.to_actions = nn.Linear(hidden_size, num_actions)
         self.to_value = nn.Linear(hidden_size, m)
 
+    def maps(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of both maps as one, for all steps of a run."""
+        layers = (self.to_actions, self.to_value)
+        return torch.cat([x.weight for x in layers]), torch.cat([x.bias for x in layers])
+
+    def choose(self, hidden: Tensor, maps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """(B, hidden_size) -> actions (B, num_actions) before any softmax, pushed vector (B, m)"""
+        sizes = (self.to_actions.out_features, self.to_value.out_features)
+        actions, value = linear(hidden, *maps).split(sizes, dim=1)
+        return actions, value.sigmoid()
+
 
 class _SuperpositionStack(_StackMaps):
     def __init__(self, hidden_size: int, spec: Superposition):
@@ -81,13 +92,15 @@ class _SuperpositionStack(_StackMaps):
         nothing = weight.new_zeros(batch_size, 1, self.reading_size)
         return VectorStack(nothing, nothing[:, 0])
 
-    def step(self, hidden: Tensor, state: VectorStack, taken: Tensor | None) -> VectorStack:
-        push, noop, pop = self.to_actions(hidden).softmax(-1)[:, :, None, None].unbind(1)  # (B, 1, 1) each
-        value = self.to_value(hidden).sigmoid()[:, None]
-        padded = pad(state.elements, (0, 0, 1, 2))  # (B, depth + 3, m), a row free above the top
-        above, at, below = padded[:, :-2], padded[:, 1:-1], padded[:, 2:]
+    def step(
+        self, hidden: Tensor, state: VectorStack, taken: Tensor | None, maps: tuple[Tensor, Tensor]
+    ) -> VectorStack:
+        actions, value = self.choose(hidden, maps)
+        push, noop, pop = actions.softmax(-1)[:, :, None, None].unbind(1)  # (B, 1, 1) each
+        padded = pad(state.elements, (0, 0, 0, 2))  # (B, depth + 2, m)
+        at, below = padded[:, :-1], padded[:, 1:]
+        above = torch.cat([value[:, None], state.elements], dim=1)  # what a push puts into each place
         elements = push * above + noop * at + pop * below
-        elements = torch.cat([elements[:, :1] + push * value, elements[:, 1:]], dim=1)
         if taken is not None:
             elements = elements.where(taken[:, None, None], at)
         return VectorStack(elements, elements[:, 0])
@@ -105,12 +118,13 @@ class _NondeterministicStack(_StackMaps):
         reading = pad(values[:, 0], (0, self.reading_size - values.shape[2]))  # start state, bottom symbol
         return RunStack(NondeterministicState.empty(batch_size, self.Q, self.S, device=values.device), values, reading)
 
-    def step(self, hidden: Tensor, state: RunStack, taken: Tensor | None) -> RunStack:
+    def step(self, hidden: Tensor, state: RunStack, taken: Tensor | None, maps: tuple[Tensor, Tensor]) -> RunStack:
         Q, S = self.Q, self.S
-        rows = self.to_actions(hidden).reshape(-1, 1, Q, S, 2 * Q * S + Q)
+        actions, value = self.choose(hidden, maps)
+        rows = actions.reshape(-1, 1, Q, S, 2 * Q * S + Q)
         lengths = None if taken is None else taken.long()
         weights, stack = state.stack.extend_rows(rows, lengths)  # (B, 1, i, Q, S)
-        values = torch.cat([state.values, self.to_value(hidden).sigmoid()[:, None]], dim=1)
+        values = torch.cat([state.values, value[:, None]], dim=1)
         reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)  # (B, Q * S * m)
         if taken is not None:
             reading = reading.where(taken[:, None], state.reading)
@@ -207,12 +221,13 @@ class LSTMLM(nn.Module):
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
         h, c, stack = state.hidden, state.cell, state.stack  # the stack's kind goes with self.stack
         acts = state.acts
+        maps = self.stack.maps()
         rows = []
         for t in range(x.shape[1]):
             takes = None if taken is None else taken[:, t]
             if acts is not False:
                 acting = takes if acts is True else acts if takes is None else acts & takes
-                stack = self.stack.step(h, stack, acting)  # pyright: ignore[reportArgumentType]
+                stack = self.stack.step(h, stack, acting, maps)  # pyright: ignore[reportArgumentType]
             new = torch.lstm_cell(torch.cat([x[:, t], stack.reading], dim=1), (h, c), *weights)
             if takes is None:
                 (h, c), acts = new, True

@@ -216,4 +216,5 @@ class NondeterministicStackAttention(_StackAttention):
 
     def _readings(self, weights: Tensor, values: Tensor) -> Tensor:
         """(B * heads, T, i, Q, S) and (B * heads, i, m) -> (B, T, heads * Q * S * m)"""
-        return self._join(torch.einsum("btiqs,bim->btqsm", weights, values).flatten(2))
+        rows = weights.flatten(3).mT.flatten(1, 2)  # (B * heads, T * Q * S, i)
+        return self._join((rows @ values).unflatten(1, (weights.shape[1], -1)).flatten(2))
