@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import (
-    AttentionState,
+    Memory,
     SelfAttention,
     State,
     TransformerLayer,
@@ -132,17 +132,15 @@ class _Stack(nn.Module):
         )
         self.norm = nn.LayerNorm(config.d_model)
 
-    def read(self, memory: Tensor, lengths: Tensor | None) -> list[AttentionState | None]:
+    def read(self, memory: Tensor, lengths: Tensor | None) -> list[Memory | None]:
         return [layer.read(memory, lengths) for layer in self.layers]  # pyright: ignore
 
-    def forward(self, x: Tensor, lengths: Tensor | None, memories: list[AttentionState | None] | None = None) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor | None, memories: list[Memory | None] | None = None) -> Tensor:
         for i, layer in enumerate(self.layers):
             x = layer(x, lengths, memories and memories[i])
         return self.norm(x)
 
-    def initial_state(
-        self, batch_size: int, memories: list[AttentionState | None] | None = None
-    ) -> tuple[LayerState, ...]:
+    def initial_state(self, batch_size: int, memories: list[Memory | None] | None = None) -> tuple[LayerState, ...]:
         return tuple(
             layer.initial_state(batch_size, memories and memories[i])  # pyright: ignore
             for i, layer in enumerate(self.layers)

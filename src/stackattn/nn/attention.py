@@ -20,6 +20,17 @@ class AttentionState(State):
     real: Tensor | None  # (B, steps so far): which steps are no padding; None if all
 
 
+@dataclass(frozen=True)
+class Memory(AttentionState):
+    """What cross-attention looks at."""
+
+    source: Tensor  # (B,): which of the sequences that were read stands in each row
+
+    def reorder(self, index: Tensor) -> Memory:
+        """Where hypotheses about the same sources change places, nothing is copied."""
+        return self if torch.equal(self.source[index], self.source) else super().reorder(index)
+
+
 class _Attention(nn.Module):
     def __init__(self, d_model: int, heads: int, dropout: float):
         super().__init__()
@@ -110,14 +121,15 @@ class CrossAttention(_Attention):
         self.to_queries = nn.Linear(d_model, d_model)
         self.to_keys_values = nn.Linear(d_model, 2 * d_model)
 
-    def read(self, memory: Tensor, lengths: Tensor | None = None) -> AttentionState:
+    def read(self, memory: Tensor, lengths: Tensor | None = None) -> Memory:
         """The memory (B, T, d_model) as keys and values."""
         self._check("memory", memory, lengths)
         keys, values = self.to_keys_values(without_padding(memory, lengths)).chunk(2, dim=-1)
         real = None if lengths is None else inside(lengths, memory.shape[1])
-        return AttentionState(self._split(keys), self._split(values), real)
+        source = torch.arange(memory.shape[0], device=memory.device)
+        return Memory(self._split(keys), self._split(values), real, source)
 
-    def forward(self, x: Tensor, memory: AttentionState) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
         self._check("x", x)
         mask = None if memory.real is None else memory.real[:, None, None]
         return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask, False)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import AttentionState, CrossAttention, SelfAttention
+from .attention import CrossAttention, Memory, SelfAttention
 from .checks import check_dropout, check_positive
 from .stack import NondeterministicStackAttention, SuperpositionStackAttention
 from .state import State, without_padding
@@ -122,7 +122,7 @@ class Sublayer(nn.Module):
 @dataclass(frozen=True)
 class LayerState(State):
     attention: State
-    memory: AttentionState | None  # what the cross-attention looks at
+    memory: Memory | None  # what the cross-attention looks at
 
 
 class TransformerLayer(nn.Module):
@@ -157,18 +157,18 @@ class TransformerLayer(nn.Module):
         self.cross = Sublayer(d_model, CrossAttention(d_model, heads, dropout), dropout) if cross_attention else None
         self.feed_forward = Sublayer(d_model, FeedForward(d_model, hidden_size, dropout), dropout)
 
-    def read(self, memory: Tensor | None, lengths: Tensor | None) -> AttentionState | None:
+    def read(self, memory: Tensor | None, lengths: Tensor | None) -> Memory | None:
         if self.cross is None or memory is None:
             return None
         return self.cross.function.read(memory, lengths)  # pyright: ignore
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None, memory: AttentionState | None = None) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor | None = None, memory: Memory | None = None) -> Tensor:
         x = self.attention(without_padding(x, lengths), lengths)
         if self.cross is not None:
             x = self.cross(x, memory)
         return self.feed_forward(x)
 
-    def initial_state(self, batch_size: int, memory: AttentionState | None = None) -> LayerState:
+    def initial_state(self, batch_size: int, memory: Memory | None = None) -> LayerState:
         return LayerState(self.attention.function.initial_state(batch_size), memory)  # pyright: ignore
 
     def extend(self, x: Tensor, state: LayerState, lengths: Tensor | None = None) -> tuple[Tensor, LayerState]:

@@ -29,6 +29,11 @@ class StackState(State):
             return super().map(function)
         return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
 
+    def reorder(self, index: Tensor) -> StackState:
+        if self.heads == 1:
+            return super().reorder(index)
+        return super().reorder((index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten())
+
 
 Kind = TypeVar("Kind", SuperpositionState, NondeterministicState)
 
@@ -217,4 +222,5 @@ class NondeterministicStackAttention(_StackAttention):
     def _readings(self, weights: Tensor, values: Tensor) -> Tensor:
         """(B * heads, T, i, Q, S) and (B * heads, i, m) -> (B, T, heads * Q * S * m)"""
         rows = weights.flatten(3).mT.flatten(1, 2)  # (B * heads, T * Q * S, i)
-        return self._join((rows @ values).unflatten(1, (weights.shape[1], -1)).flatten(2))
+        reading_size = self.to_output.in_features // self.heads  # Q * S * m
+        return self._join((rows @ values).reshape(*weights.shape[:2], reading_size))

@@ -25,19 +25,21 @@ class State:
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each tensor."""
-
-        def apply(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return function(value)
-            if isinstance(value, tuple):
-                return tuple(map(apply, value))
-            return value.map(function) if hasattr(value, "map") else value
-
-        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
+        return self._each(function, lambda state: state.map(function))
 
     def reorder(self: Self, index: Tensor) -> Self:
         """The states of the sequences `index`, as a new batch: for beam search."""
-        return self.map(lambda x: x.index_select(0, index))
+        return self._each(lambda x: x.index_select(0, index), lambda state: state.reorder(index))
+
+    def _each(self: Self, of_tensor: Callable[[Tensor], Tensor], of_state: Callable[[Any], Any]) -> Self:
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return of_tensor(value)
+            if isinstance(value, tuple):
+                return tuple(map(apply, value))
+            return of_state(value) if hasattr(value, "map") else value
+
+        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""

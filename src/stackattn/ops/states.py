@@ -213,12 +213,11 @@ class _State:
         index = index.long()
         if self._tensor.requires_grad and torch.is_grad_enabled():
             return self.map(lambda x: x.index_select(0, index))
-        # Whoever reorders goes on: straight into a buffer with room.
-        size = self._tensor.shape[1]
-        buffer = self._buffer_for(len(index), self.length + 1)
-        torch.index_select(self._tensor.detach(), 0, index, out=buffer.data[:, :size])
-        buffer.filled = min(self.length, self._buffer.filled)
-        return self._moved(buffer.data[:, :size], buffer, lambda x: x.index_select(0, index))
+        # Straight into a buffer with room: whoever reorders goes on, and may soon reorder again.
+        size, data = self._tensor.shape[1], self._empty_data(len(index), self.length + 8)
+        torch.index_select(self._tensor.detach(), 0, index, out=data[:, :size])
+        buffer = _Buffer(data, min(self.length, self._buffer.filled))
+        return self._moved(data[:, :size], buffer, lambda x: x.index_select(0, index))
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
@@ -262,13 +261,12 @@ class _State:
         size = self._layout.size
         if self._buffer.data.shape[1] >= size(T) and self._buffer.claim(self.length, T):
             return self._buffer
-        buffer = self._buffer_for(self.batch_size, T)
-        buffer.data[:, : size(self.length)] = self._tensor.detach()
-        return buffer
+        data = self._empty_data(self.batch_size, max(T, 32, self.length * 2))
+        data[:, : size(self.length)] = self._tensor.detach()
+        return _Buffer(data, T)
 
-    def _buffer_for(self, batch_size: int, T: int) -> _Buffer:
-        steps = max(T, 32, self.length * 2)
-        return _Buffer(self._tensor.new_empty(batch_size, self._layout.size(steps)), T)
+    def _empty_data(self, batch_size: int, steps: int) -> Tensor:
+        return self._tensor.new_empty(batch_size, self._layout.size(steps))
 
     def _take(self: Self, rows: Tensor, lengths: Tensor | None, superposition: bool) -> tuple[Tensor, Self, _Call]:
         """The weights of the steps in `rows`, and the new state without a history."""
