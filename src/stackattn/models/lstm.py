@@ -37,7 +37,7 @@ class LSTMConfig:
         _stack_spec(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LSTMState(State):
     hidden: Tensor  # (B, hidden_size)
     cell: Tensor  # (B, hidden_size)
@@ -47,7 +47,7 @@ class LSTMState(State):
     acts: bool | Tensor  # whether `hidden` chooses an action, as it does once a token was read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VectorStack(State):
     """A superposition stack of vectors, top first: where vectors are small, cheaper than attention weights."""
 
@@ -55,7 +55,7 @@ class VectorStack(State):
     reading: Tensor  # (B, m)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunStack(State):
     stack: NondeterministicState
     values: Tensor  # (B, 1 + steps so far, m), the bottom vector first

@@ -80,7 +80,7 @@ def _check(config: TransformerLMConfig | Seq2SeqConfig, *layers: str, tied: bool
         parse_layers(text)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TransformerState(State):
     layers: tuple[LayerState, ...]
     positions: Tensor  # (B,): how many tokens each sequence has read

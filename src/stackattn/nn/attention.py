@@ -13,14 +13,14 @@ from .checks import check_dropout, check_heads, check_vectors
 from .state import State, without_padding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionState(State):
     keys: Tensor  # (B, heads, steps so far, d_model / heads)
     values: Tensor
     real: Tensor | None  # (B, steps so far): which steps are no padding; None if all
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Memory(AttentionState):
     """What cross-attention looks at."""
 

@@ -119,7 +119,7 @@ class Sublayer(nn.Module):
         return x + self.dropout(y), state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerState(State):
     attention: State
     memory: Memory | None  # what the cross-attention looks at

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
-from ..ops.states import unpack
+from ..ops.rows import unpack
 from .checks import check_positive, check_vectors
 from .state import State, without_padding
 
 PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": torch.exp}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StackState(State):
     stack: SuperpositionState | NondeterministicState  # of batch size B * heads
     values: Tensor  # (B * heads, steps so far, m), for the nondeterministic stack after the bottom vector

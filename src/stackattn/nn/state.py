@@ -19,9 +19,14 @@ from ..ops.chart import inside
 Self = TypeVar("Self", bound="State")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class State:
     """A value made of tensors (batch first), of other states, of tuples of them, and of numbers."""
+
+    def __repr__(self) -> str:
+        """What it is made of; of tensors only the shapes."""
+        parts = ", ".join(f"{field.name}={_brief(getattr(self, field.name))}" for field in fields(self))
+        return f"{type(self).__name__}({parts})"
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each tensor."""
@@ -44,6 +49,14 @@ class State:
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
         return self.map(torch.Tensor.detach)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_brief, value))}]"
+    return repr(value)
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:

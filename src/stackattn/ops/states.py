@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,17 +21,7 @@ from . import chart, checks, columns, native
 from .backends import choose
 from .columns import Layout
 from .nondeterministic import nondeterministic_weights
-
-
-def pack(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
-    """The transitions from each state and symbol as one row, (B, c, Q, S, Q S + Q S + Q): push, replace, pop."""
-    return torch.cat([log_push.flatten(4), log_replace.flatten(4), log_pop], dim=-1)
-
-
-def unpack(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    Q, S = rows.shape[2:4]
-    push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
-    return push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
+from .rows import History, pack, unpack
 
 
 class _Buffer:
@@ -150,31 +140,6 @@ def _row_gradients(call: _Call, steps: chart.Steps, found: chart.Steps) -> Tenso
     return grad
 
 
-class _History(NamedTuple):
-    """The rows of all steps so far, the last ones first: what exact arithmetic would start from again.
-
-    That is rarely wanted, so what happens to a state (reordering, detaching) is written down here, and done then.
-    """
-
-    before: _History | None
-    rows: Tensor | None  # of some steps, or
-    function: Callable[[Tensor], Tensor] | None  # what was done to all that came before
-
-    def steps(self) -> Tensor:
-        found: list[Tensor] = []
-        functions: list[Callable[[Tensor], Tensor]] = []
-        at: _History | None = self
-        while at is not None:
-            if at.function is not None:
-                functions.append(at.function)
-            if (rows := at.rows) is not None:
-                for function in reversed(functions):
-                    rows = function(rows)
-                found.append(rows)
-            at = at.before
-        return torch.cat(found[::-1], dim=1)
-
-
 Self = TypeVar("Self", bound="_State")
 
 
@@ -182,7 +147,7 @@ class _State:
     """What both stacks' states share."""
 
     def __init__(
-        self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: _History | None
+        self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: History | None
     ):
         self._tensor = tensor  # (B, layout.size(length)), in the graph
         self._buffer = buffer
@@ -247,7 +212,7 @@ class _State:
                 with torch.set_grad_enabled(grad):
                     return function(x)
 
-            history = _History(self._history, None, as_of_now)
+            history = History(self._history, None, as_of_now)
         return type(self)(tensor, buffer, self.length, self._layout, self._backend, history)
 
     def _check_batch(self, name: str, x: Tensor) -> None:
@@ -378,7 +343,7 @@ class NondeterministicState(_State):
         if self._buffer.filled >= 0:
             weights, state, call = self._take(rows, lengths, superposition=False)
             if call.vouched:
-                state._history = _History(self._history, _still_where_ended(call, rows), None)
+                state._history = History(self._history, _still_where_ended(call, rows), None)
                 return weights, state
         return self._extend_exactly(rows, lengths)
 
@@ -388,12 +353,12 @@ class NondeterministicState(_State):
             self._check_numbers(rows, lengths)
         nothing = _Buffer(self._tensor.detach(), -1)
         call = _Call(self._layout, self.length, False, self._backend, lengths, nothing)
-        history = _History(self._history, _still_where_ended(call, rows), None)
+        history = History(self._history, _still_where_ended(call, rows), None)
         steps = history.steps()
         weights = nondeterministic_weights(*unpack(steps), backend=self._backend)[:, self.length :]
         if lengths is not None:
             weights = weights.where(chart.inside(lengths, rows.shape[1])[..., None, None, None], 0.0)
-        T, history = self.length + rows.shape[1], _History(None, steps, None)
+        T, history = self.length + rows.shape[1], History(None, steps, None)
         return weights, NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
 
     @staticmethod
