@@ -1,12 +1,14 @@
 """Steps of whole models at the sizes that the paper has for the hardest context-free language."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from stackattn.models import beam_search
 from stackattn.models.paper import build, paper_config
 
 from .steps import Shape, Step, _training
@@ -95,5 +97,21 @@ def decoding(shape: Shape, architecture: str) -> Step:
             logits, state = model.extend(text[:, -1:], state)
         read += 1
         return (logits,)
+
+    return Step(forward)
+
+
+def translating(shape: Shape, architecture: str, vocabulary: int = 8000) -> Step:
+    """B sentences of up to T tokens into as many, by beam search of 4; random models hardly ever end a sentence."""
+    config: Any = paper_config("mt-160", architecture, published=True)
+    config = replace(config, input_size=vocabulary + 2, output_size=vocabulary)
+    model: Any = build(config).eval()
+    lengths = torch.randint(shape.T // 2, shape.T + 1, (shape.B,))
+    source, bos = torch.randint(vocabulary, (shape.B, shape.T)), torch.full((shape.B, 1), vocabulary)
+
+    def forward() -> Sequence[Any]:
+        with torch.no_grad():
+            state = model.initial_state(source, lengths)
+        return beam_search(model, bos, state, eos=0, beam_size=4, max_new_tokens=shape.T)
 
     return Step(forward)

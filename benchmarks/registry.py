@@ -120,6 +120,13 @@ CASES = {
         },
         tests=MODEL_TESTS,
     ),
+    "translation": Case(
+        "Beam search of 4 with the paper's smallest translation models and 8,000 types, B sentences of up to T tokens.",
+        "BT",
+        (Shape(B=16, T=25),),
+        {name: Contender(partial(models.translating, architecture=name)) for name in ("Tf", "Tf+Sup", "Tf+Nd")},
+        tests=MODEL_TESTS,
+    ),
 }
 
 if find_spec("stackattn.ops.runs"):
