@@ -94,7 +94,7 @@ def train(
     `deadline` (a `time.monotonic()`) ends the run early, after at least one batch: such a run is not finished, and can
     go on.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
     plateau = Plateau(config.lr_factor, config.lr_patience, config.published)
     stopping = EarlyStopping(config.stop_patience)
     progress = {
