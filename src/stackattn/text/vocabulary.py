@@ -26,7 +26,7 @@ END = "</s>"  # how EOS is shown
 class Vocabulary:
     types: tuple[str, ...]
     unknown: str | None = None
-    """What stands for tokens that are no types: a type, or `classes` for those of `unknown_class`; None: nothing does."""
+    """What stands for unknown tokens: a type, or `classes` for those of `unknown_class`; None if nothing does."""
     pieces: bytes | None = None
     """A SentencePiece model, if the tokens are its pieces."""
 

@@ -159,4 +159,4 @@ def evaluate_run(folder: str | Path, split: str = "test", data: str | Path | Non
     data = config_of(LMConfig, folder).data.folder if data is None else data
     model, vocabulary = load_language_model(folder)
     found = evaluate_sentences(model, read_split(data, split, vocabulary), vocabulary)
-    return {"split": split, **found}
+    return {"split": split, **found, "parameters": sum(x.numel() for x in model.parameters())}
