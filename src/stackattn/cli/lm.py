@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate = commands.add_parser("generate", help="sample sentences from a model")
     generate.add_argument("--number", type=int, default=10, metavar="N", help="of sentences (default: %(default)s)")
     generate.add_argument("--prompt", default="", help="how they begin")
-    generate.add_argument("--max-length", type=int, default=100, help="tokens (default: %(default)s)")
+    generate.add_argument("--max-length", type=int, default=100, help="tokens behind the prompt (default: %(default)s)")
     generate.add_argument(
         "--temperature", type=float, default=1.0, help="below 1: likelier ones (default: %(default)s)"
     )
@@ -103,7 +103,8 @@ def _generate(args: argparse.Namespace) -> int:
         generator=torch.Generator().manual_seed(args.seed),
     )
     for sentence in sentences:
-        print(vocabulary.join([*start, *sentence.tokens]) + ("" if sentence.finished else " ..."))
+        words = vocabulary.join([*start, *sentence.tokens[: args.max_length]])
+        print(words if sentence.finished else f"{words} ...")
     return 0
 
 

@@ -49,7 +49,12 @@ def prepare_treebank(args: argparse.Namespace) -> int:
     vocabulary = penn_treebank.treebank_vocabulary(splits["train"], whole=args.split is None)
     report = write_corpus(args.out, splits, vocabulary, {"source": "Penn Treebank", **notes})
     _show(report, args.out)
-    return 0 if args.split is not None or _is_whole(penn_treebank.compare(report, vocabulary)) else 1
+    if args.split is not None:
+        return 0
+    if notes["training sentence left out"] is None:
+        number = penn_treebank.LEFT_OUT
+        print(f"training sentence {number:,} does not begin with `#`, so none was left out", file=sys.stderr)
+    return 0 if _is_whole(penn_treebank.compare(report, vocabulary)) else 1
 
 
 def prepare_plain(args: argparse.Namespace) -> int:
@@ -124,9 +129,8 @@ def _show(report: Mapping[str, Any], out: Path) -> None:
     table.add_row("unknown tokens", *(f"{x['unknown'] / x['tokens']:.2%}" for x in written.values()))
     Console().print(table)
     print(f"{report['types']:,} types, EOS not counted")
-    for name in ("trees without words", "training sentence left out"):
-        if name in report:
-            print(f"{name}: {report[name]}")
+    if report.get("trees without words"):
+        print(f"trees without words, left out: {report['trees without words']}")
     print(f"written to {out}")
 
 

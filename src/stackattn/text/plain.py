@@ -66,20 +66,18 @@ def split_sentences(words: Sequence[str]) -> Sentences:
     Where the next word begins with a small letter, as in `" Why ? " he said .`, the sentence goes on.
     """
     sentences: Sentences = []
-    start = i = 0
-    while i < len(words):
-        is_end = words[i] in ENDS
-        i += 1
-        if not is_end:
-            continue
-        while i < len(words) and (words[i] in (*ENDS, *CLOSING) or (words[i] == '"' and words[start:i].count('"') % 2)):
-            i += 1
-        if i < len(words) and not words[i][0].islower():
-            sentences.append(list(words[start:i]))
-            start = i
-    if start < len(words):
-        sentences.append(list(words[start:]))
-    return sentences
+    sentence: list[str] = []
+    ended = quoted = False
+    for word in words:
+        if ended and word not in ENDS and word not in CLOSING and not (quoted and word == '"'):
+            if not word[0].islower():
+                sentences.append(sentence)
+                sentence = []
+            ended = False
+        sentence.append(word)
+        ended = ended or word in ENDS
+        quoted ^= word == '"'
+    return [*sentences, sentence] if sentence else sentences
 
 
 def drop_long(sentences: Sentences, max_length: int | None, counts: Counts) -> Sentences:
