@@ -1,6 +1,6 @@
 """Batches by tokens: each example once, within the budget, full, and in an order that the generator decides."""
 
-import itertools
+from itertools import pairwise
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_each_example_is_in_one_batch_within_the_budget(examples, budget, seed):
         assert [lengths[i] for i in batch] == sorted(lengths[i] for i in batch)
     if generator is None:
         assert batches == in_order
-        for batch, following in itertools.pairwise(batches):  # as large as it can be
+        for batch, following in pairwise(batches):  # as large as it can be
             assert (len(batch) + 1) * max(costs[i] for i in [*batch, following[0]]) > budget
 
 

@@ -85,6 +85,7 @@ def test_batches(folder, published):
     expected = [(4, 2), (2, 3), (1, 3), (1, 6)] if published else [(2, 1), (2, 2), (2, 3), (1, 3), (1, 6)]
     assert sorted(sizes) == sorted(expected)
     assert task.epoch(torch.Generator().manual_seed(1)) == batches
+    assert sorted(task.share(batches[0], 0, 2) + task.share(batches[0], 1, 2)) == sorted(batches[0])
 
 
 def test_restarts_draw_the_size_of_batches(folder):

@@ -394,7 +394,7 @@ def test_tied_models_have_checkpoints_too(tmp_path):
     model(torch.tensor([[0, 1]])).sum().backward()
     optimizer.step()
     (tmp_path / "last").mkdir()
-    Run(tmp_path).save_checkpoint(model, optimizer, {"progress": {"examples": 1}})
+    Run(tmp_path).save_checkpoint(model, optimizer, {"progress": {"examples": 1}}, [torch.get_rng_state()])
     other, other_optimizer = make(1)
     Run(tmp_path).load_checkpoint(other, other_optimizer, {"tensors": "000000001.safetensors"})
     for a, b in zip(model.parameters(), other.parameters(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ def add_training_arguments(commands: Any, configs: str) -> None:
     train.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
     train.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
     train.add_argument("--minutes", type=float, help="stop after so long; --resume goes on")
+    train.add_argument("--device", default="cpu", help="cpu, or cuda for GPUs (default: %(default)s)")
     train.add_argument(
         "--tensorboard", action="store_true", help="write scalars for TensorBoard too; needs stackattn[tensorboard]"
     )
@@ -81,7 +83,10 @@ def train(cls: type, args: argparse.Namespace) -> int:
             watcher=watch(Path(args.out).name),
             minutes=args.minutes,
             tensorboard=args.tensorboard,
+            device=args.device,
         )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes; the first one tells
+        return 0
     print(f"{result['stopped']} after {result['evaluations']} evaluations")
     if best := result["best"]:
         name, value = headline(best)

@@ -98,6 +98,9 @@ class CFLTask:
     def size(self, batch: Tensor) -> int:
         return len(batch)
 
+    def share(self, batch: Tensor, rank: int, count: int) -> Tensor:
+        return batch[rank::count]
+
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Summed over the symbols of a string, averaged over strings."""
         return negative_log_likelihood(model, batch, self._end).sum() / len(batch)
@@ -126,6 +129,7 @@ def _exp(x: float) -> float:
 
 def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tensor:
     """(B, n) -> (B, n + 1): nats of each symbol and of the end, given what is before it."""
+    strings = strings.to(next(model.parameters(), strings).device)
     edge = strings.new_full((len(strings), 1), end)
     logits = model(torch.cat([edge, strings], dim=1))  # (B, n + 1, symbols and EOS)
     targets = torch.cat([strings, edge], dim=1)

@@ -11,6 +11,7 @@ from torch import nn
 
 from .config import ConfigError, from_values
 from .loop import Task, TrainingConfig, Watcher, train
+from .parallel import Processes
 from .run import Run
 
 T = TypeVar("T")
@@ -39,15 +40,23 @@ def run_experiment(
     watcher: Watcher | None = None,
     minutes: float | None = None,
     tensorboard: bool = False,
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    """Train what `config` says, in a run folder; returns the result."""
+    """Train what `config` says, in a run folder; returns the result.
+
+    Under `torchrun` all processes train one model together; they need to see the same folder, and the first one writes.
+    """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    run = Run(folder, tensorboard)
+    run, processes = Run(folder, tensorboard), Processes(device)
     run.check(config, resume)
     task, model = config.make()
+    model.to(processes.device)
     try:
-        state = run.start(config, resume)  # not before: what cannot be built leaves no folder
-        return train(model, task, config.training, run, state, watcher, deadline)
+        with processes.together():
+            if processes.first:
+                run.start(config, resume)  # not before: what cannot be built leaves no folder
+            processes.wait()
+            return train(model, task, config.training, run, run.state(), watcher, deadline, processes)
     finally:
         run.close()
 

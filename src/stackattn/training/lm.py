@@ -89,6 +89,9 @@ class LMTask:
     def size(self, batch: list[int]) -> int:
         return len(batch)
 
+    def share(self, batch: list[int], rank: int, count: int) -> list[int]:
+        return batch[rank::count]
+
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
         """Summed over the tokens of a sentence, averaged over sentences."""
         nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.vocabulary)
@@ -112,6 +115,8 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
     """(B, longest sentence + 1): nats of each token and of EOS, given what is before it; zero behind EOS."""
     inputs, lengths = pad([[vocabulary.bos, *sentence] for sentence in sentences], vocabulary.padding)
     targets, _ = pad([[*sentence, vocabulary.eos] for sentence in sentences], IGNORED)
+    device = next(model.parameters(), inputs).device
+    inputs, lengths, targets = inputs.to(device), lengths.to(device), targets.to(device)
     logits = model(inputs, lengths)  # (B, longest + 1, types and EOS)
     nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     return nats.view_as(targets)

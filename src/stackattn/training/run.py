@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Run:
             raise RunError(f"{self.folder}: the run there has another configuration ({there}); choose another folder")
 
     def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
-        """Make or enter the folder. Returns the state to go on from, or None at the beginning."""
+        """Make or enter the folder. Returns the state to go on from (see `state`)."""
         self.check(config, resume)
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class Run:
             if not (self.folder / "config.json").exists():
                 write_json(self.folder / "config.json", to_values(config))
             write_json(self.folder / "environment.json", environment())
-            state = self._read_state() if (self.folder / "last/state.json").exists() else None
+            state = self.state()
             lines = state["metrics"] if state else 0
             self._cut_metrics(lines)
             if self._tensorboard:
@@ -120,8 +120,8 @@ class Run:
 
     def seconds(self) -> float:
         """How long it has been running, over all the times that it was taken up."""
-        has_checkpoint = (self.folder / "last/state.json").exists()
-        return self._read_state()["progress"]["seconds"] if has_checkpoint else 0.0
+        state = self.state()
+        return state["progress"]["seconds"] if state else 0.0
 
     def log(self, values: dict[str, Any]) -> None:
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -134,22 +134,33 @@ class Run:
                     self._scalars.add_scalar(name, value, values["evaluation"])
             self._scalars.flush()
 
-    def save_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """The state names its tensor files, so the one rename of state.json moves from one checkpoint to the next."""
+    def save_checkpoint(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+        random_states: Sequence[Tensor],
+    ) -> None:
+        """The state names its tensor file, so the one rename of state.json moves from one checkpoint to the next.
+
+        `random_states` are those of all processes that train the model.
+        """
         last = self.folder / "last"
         last.mkdir(exist_ok=True)
         name = f"{state['progress']['examples']:09d}.safetensors"
         tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
         for i, values in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in values.items()})
-        tensors["rng"] = torch.get_rng_state()
+        tensors.update({f"rng.{rank}": x for rank, x in enumerate(random_states)})
         _save(tensors, last / name)
         write_json(last / "state.json", {**state, "tensors": name})
         for old in last.glob("*.safetensors"):
             if old.name != name:
                 old.unlink()
 
-    def load_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def load_checkpoint(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], rank: int = 0
+    ) -> None:
         path = self.folder / "last" / state["tensors"]
         try:
             tensors = load_file(path)
@@ -161,7 +172,8 @@ class Run:
                     _, i, name = key.split(".")
                     saved["state"].setdefault(int(i), {})[name] = value
             optimizer.load_state_dict(saved)
-            torch.set_rng_state(tensors["rng"])
+            if f"rng.{rank}" in tensors or rank == 0:  # there may have been fewer processes
+                torch.set_rng_state(tensors[f"rng.{rank}"])
         except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
             raise RunError(_damaged(path, error)) from error
 
@@ -176,8 +188,11 @@ class Run:
             raise RunError(_damaged(self.folder / "last/state.json", reason))
         write_text(path, "".join(kept))
 
-    def _read_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any] | None:
+        """Of the last checkpoint, or None at the beginning."""
         path = self.folder / "last/state.json"
+        if not path.exists():
+            return None
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             missing = STATE - state.keys()
@@ -248,6 +263,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "processes": int(os.environ.get("WORLD_SIZE", 1)),
         "backends": backends(),
     }
 
