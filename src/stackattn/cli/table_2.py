@@ -22,12 +22,12 @@ from .reproduce import Cell
 class Paper(NamedTuple):
     """What the paper says of a model on the Penn Treebank."""
 
-    parameters: int | None = None
-    validation: float | None = None
-    test: float | None = None
-    speed: float | None = None  # examples per second, on an NVIDIA TITAN Xp
-    minutes: float | None = None  # for an epoch
-    memory: float | None = None  # MB, on the GPU
+    parameters: int | None
+    validation: float
+    test: float
+    speed: float  # examples per second, on an NVIDIA TITAN Xp
+    minutes: float  # for an epoch
+    memory: float  # MB, on the GPU
 
 
 NAMES = {"tf": "Tf", "tf-sup": "Tf+Sup", "tf-nd": "Tf+Nd"}
@@ -40,67 +40,56 @@ PAPER = {
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    header = ["task", "model", "restarts", "params", "paper", "val.", "paper", "test", "paper", "rate", "batch"]
+    header = ["task", "model", "", "params", "val.", "test", "runs", "rate", "batch"]
     rows = []
     for cell in cells:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test = _tested(folder)
-        paper = PAPER.get((cell.task, cell.model), Paper())
-        rows.append(
-            [
-                cell.task,
-                NAMES[cell.model],
-                str(sum(bool(Run(folder).metrics()) for folder in cell.folders)),
-                _number(test.get("parameters"), ","),
-                _number(paper.parameters, ","),
-                _number(best["perplexity"], ".2f"),
-                _number(paper.validation, ".2f"),
-                _number(test.get("perplexity"), ".2f"),
-                _number(paper.test, ".2f"),
-                f"{Run(folder).config()['training']['learning_rate']:.2g}",
-                str(Run(folder).config()["data"]["batch_tokens"]),
-            ]
-        )
-    notes = "Perplexities of the best restart by validation, EOS counted; rate and tokens of a batch are that run's."
+        test, config = _tested(folder), Run(folder).config()
+        figures = test.get("parameters"), best["perplexity"], test.get("perplexity")
+        runs = sum(bool(Run(folder).metrics()) for folder in cell.folders)
+        rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
+        rows.append([cell.task, NAMES[cell.model], "ours", *_perplexities(*figures), str(runs), rate, batch])
+        if paper := PAPER.get((cell.task, cell.model)):
+            figures = paper.parameters, paper.validation, paper.test
+            rows.append([cell.task, NAMES[cell.model], "paper", *_perplexities(*figures), "20", "", ""])
+    notes = "Perplexities of the best run by validation, EOS counted; rate and tokens of a batch are those of that run."
     return _publish("table-2", header, rows, notes, out)
 
 
+def _perplexities(parameters: int | None, validation: float | None, test: float | None) -> list[str]:
+    return [_number(parameters, ","), _number(validation, ".2f"), _number(test, ".2f")]
+
+
 def show_cost(cells: Sequence[Cell], out: Path) -> int:
-    """Of the fastest restart of each model, as in the paper; time for evaluations and checkpoints is not counted."""
-    header = ["task", "model", "examples/s", "paper", "min./epoch", "paper", "memory, MB", "paper", "threads", "batch"]
+    """Of the fastest run of each model, as in the paper; time for evaluations and checkpoints is not counted."""
+    header = ["task", "model", "", "examples/s", "min./epoch", "memory, MB", "threads", "batch"]
     rows, machines = [], set()
     for cell in cells:
-        speeds = []
-        for folder in cell.folders:
-            if metrics := Run(folder).metrics():
-                speeds.append((metrics[-1]["examples"] / metrics[-1]["train_seconds"], folder, metrics[-1]))
-        if not speeds:
+        ends = [(folder, metrics[-1]) for folder in cell.folders if (metrics := Run(folder).metrics())]
+        if not ends:
             continue
-        speed, folder, last = max(speeds, key=lambda x: x[0])
+        folder, last = max(ends, key=lambda end: end[1]["examples"] / end[1]["train_seconds"])
+        speed = last["examples"] / last["train_seconds"]
         environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
         machines.add(f"{environment['processor']}, {environment['cores']} cores")
-        paper = PAPER.get((cell.task, cell.model), Paper())
-        rows.append(
-            [
-                cell.task,
-                NAMES[cell.model],
-                _number(speed, ".1f"),
-                _number(paper.speed, ",.0f"),
-                _number(last["examples_per_epoch"] / speed / 60, ".1f"),
-                _number(paper.minutes, ".1f"),
-                _number(last["memory"] and last["memory"] / 1e6, ",.0f"),
-                _number(paper.memory, ",.0f"),
-                str(environment["threads"]),
-                str(Run(folder).config()["data"]["batch_tokens"]),
-            ]
-        )
+        minutes, memory = last["examples_per_epoch"] / speed / 60, last["memory"] and last["memory"] / 1e6
+        batch = str(Run(folder).config()["data"]["batch_tokens"])
+        threads = str(environment["threads"])
+        rows.append([cell.task, NAMES[cell.model], "ours", *_costs(speed, minutes, memory), threads, batch])
+        if paper := PAPER.get((cell.task, cell.model)):
+            figures = paper.speed, paper.minutes, paper.memory
+            rows.append([cell.task, NAMES[cell.model], "paper", *_costs(*figures), "", ""])
     notes = (
-        f"The fastest restart of each, training only, on: {'; '.join(sorted(machines))}. The paper's: NVIDIA TITAN Xp, "
-        "memory allocated on the GPU; ours is all that the process holds."
+        f"The fastest run of each, training only, on: {'; '.join(sorted(machines))}. Memory is all that the process "
+        "holds. The paper's: NVIDIA TITAN Xp, memory on the GPU."
     )
     return _publish("table-ptb-cost", header, rows, notes, out)
+
+
+def _costs(speed: float | None, minutes: float | None, memory: float | None) -> list[str]:
+    return [_number(speed, ".1f"), _number(minutes, ".1f"), _number(memory, ",.0f")]
 
 
 def _tested(folder: Path) -> dict[str, Any]:
@@ -129,12 +118,14 @@ def _publish(name: str, header: list[str], rows: list[list[str]], notes: str, ou
     if not rows:
         print("no run has come to its first evaluation yet", file=sys.stderr)
         return 1
-    table = Table(*header)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    for task in dict.fromkeys(row[0] for row in rows):
+        table = Table(*header[1:], title=task, title_justify="left")
+        for row in rows:
+            if row[0] == task:
+                table.add_row(*row[1:])
+        Console().print(table)
     print(notes)
-    lines = [header, ["---", "---", *["---:"] * (len(header) - 2)], *rows]
+    lines = [header, ["---", "---", "---", *["---:"] * (len(header) - 3)], *rows]
     path = out / f"{name}.md"
     write_text(path, "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{notes}\n")
     print(f"written to {path}")

@@ -66,10 +66,8 @@ def read_sections(path: Path, track: Track = iter, left_out: int = LEFT_OUT) -> 
         )
     files = {split: [x for number in numbers for x in sections[number]] for split, numbers in SECTIONS.items()}
     files["valid"] = _with_slip(files["valid"])
-    whole = track([x for group in files.values() for x in group])
-    # One pass over all files, for one progress bar; each split takes as many of them as it has.
-    contents = iter([list(read_sentences(file)) for file in whole])
-    splits = {split: [x for _ in group for x in next(contents)] for split, group in files.items()}
+    contents = {file: list(read_sentences(file)) for file in track([x for group in files.values() for x in group])}
+    splits = {split: [x for file in group for x in contents[file]] for split, group in files.items()}
     empty = _drop_empty(splits)
     training = splits["train"]
     is_there = len(training) >= left_out and training[left_out - 1][0] == "#"
