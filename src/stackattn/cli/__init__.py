@@ -13,6 +13,7 @@ from .. import __version__
 COMMANDS = {
     "demo": "the main job: see the stack at work",
     "cfl": "train and evaluate models on context-free languages",
+    "lm": "language models: prepare data, train, evaluate, generate, score sentences",
     "language": "formal languages: list, sample, score, show, write data sets",
     "params": "count the parameters of the paper's models beside the paper's tables",
     "reproduce": "the figures and tables of the paper",
