@@ -99,19 +99,3 @@ def decoding(shape: Shape, architecture: str) -> Step:
         return (logits,)
 
     return Step(forward)
-
-
-def translating(shape: Shape, architecture: str, vocabulary: int = 8000) -> Step:
-    """B sentences of up to T tokens into as many, by beam search of 4; random models hardly ever end a sentence."""
-    config: Any = paper_config("mt-160", architecture, published=True)
-    config = replace(config, input_size=vocabulary + 2, output_size=vocabulary)
-    model: Any = build(config).eval()
-    lengths = torch.randint(shape.T // 2, shape.T + 1, (shape.B,))
-    source, bos = torch.randint(vocabulary, (shape.B, shape.T)), torch.full((shape.B, 1), vocabulary)
-
-    def forward() -> Sequence[Any]:
-        with torch.no_grad():
-            state = model.initial_state(source, lengths)
-        return beam_search(model, bos, state, eos=0, beam_size=4, max_new_tokens=shape.T)
-
-    return Step(forward)

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from . import models, sentences, steps
+from . import models, sentences, steps, translation
 from .steps import Shape, Step
 from .targets import RATE
 
 OPERATOR_TESTS = ("tests/ops",)
 MODEL_TESTS = ("tests/nn", "tests/models")
+TRANSFORMERS = ("Tf", "Tf+Sup", "Tf+Nd")
 
 
 @dataclass(frozen=True)
@@ -121,17 +122,24 @@ CASES = {
         tests=MODEL_TESTS,
     ),
     "translation": Case(
-        "Beam search of 4 with the paper's smallest translation models and 8,000 types, B sentences of up to T tokens.",
+        "A training step of the paper's smallest translation models (d_model 160), B pairs of T tokens.",
         "BT",
-        (Shape(B=16, T=25),),
-        {name: Contender(partial(models.translating, architecture=name)) for name in ("Tf", "Tf+Sup", "Tf+Nd")},
+        (Shape(B=64, T=30),),
+        {name: Contender(partial(translation.training, architecture=name)) for name in TRANSFORMERS},
+        tests=MODEL_TESTS,
+    ),
+    "translating": Case(
+        "Translating B sentences of T tokens into T tokens, beam 4, with the same models.",
+        "BT",
+        (Shape(B=32, T=30),),
+        {name: Contender(partial(translation.translating, architecture=name)) for name in TRANSFORMERS},
         tests=MODEL_TESTS,
     ),
     "ptb": Case(
         "A training step of the paper's models for the Penn Treebank, on B sentences of T tokens.",
         "BT",
         (Shape(B=12, T=24),),
-        {name: Contender(partial(sentences.training, architecture=name)) for name in ("Tf", "Tf+Sup", "Tf+Nd")},
+        {name: Contender(partial(sentences.training, architecture=name)) for name in TRANSFORMERS},
         tests=(*MODEL_TESTS, "tests/training/test_training_lm.py"),
     ),
 }

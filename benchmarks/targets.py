@@ -124,7 +124,8 @@ TARGETS = (
     Target("Penn Treebank, Tf+Nd, examples per second (paper: 27)", _speed("ptb", "Tf+Nd", **PTB), 27, at_least=True),
     Target("decoding after 100 tokens, Tf+Nd over Tf", _ratio("decoding", "Tf+Nd", "Tf", T=100), 2),
     Target("decoding after 100 tokens, Tf+Sup over Tf", _ratio("decoding", "Tf+Sup", "Tf", T=100), 2),
-    Target("translation by beam search, Tf+Nd over Tf", _ratio("translation", "Tf+Nd", "Tf", B=16, T=25), 3),
+    Target("translation, training step, Tf+Nd over Tf", _ratio("translation", "Tf+Nd", "Tf", B=64, T=30), 2),
+    Target("translating with beam 4, Tf+Nd over Tf", _ratio("translating", "Tf+Nd", "Tf", B=32, T=30), 3),
     Target("best run of a sequence, T=100: well under a second", _time("runs", "best_runs", B=1, T=100), 500, " ms"),
     Target("sampled runs of a sequence, T=100", _time("runs", "sample_runs", B=1, T=100), 500, " ms"),
 )

@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "the main job: see the stack at work",
     "cfl": "train and evaluate models on context-free languages",
     "lm": "language models: prepare data, train, evaluate, generate, score sentences",
+    "mt": "translation: prepare text, train, translate, evaluate",
     "language": "formal languages: list, sample, score, show, write data sets",
     "params": "count the parameters of the paper's models beside the paper's tables",
     "reproduce": "the figures and tables of the paper",

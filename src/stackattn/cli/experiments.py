@@ -80,7 +80,7 @@ def run_action(command: str, args: argparse.Namespace, actions: dict[str, Callab
             torch.set_num_threads(args.threads)
         try:
             return actions[args.action](args)
-        except (ValueError, RunError, OSError) as error:
+        except (ValueError, RunError, OSError, ModuleNotFoundError) as error:
             print(f"stackattn {command} {args.action}: {error}", file=sys.stderr)
             return 2
     except KeyboardInterrupt:

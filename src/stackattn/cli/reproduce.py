@@ -73,6 +73,15 @@ TARGETS = {
         "out/table-2",
         ("wikitext-2",),
     ),
+    "table-3": Target(
+        "perplexity and BLEU of translation, in three sizes (d_model)",
+        ("160", "240", "360"),
+        TRANSFORMERS,
+        5,
+        "experiments/mt",
+        "stackattn.training.mt:MTConfig",
+        "stackattn.cli.table_3:show",
+    ),
 }
 
 

@@ -1,0 +1,188 @@
+"""Translation as a training task: pairs of sentences in batches by tokens, scored by the perplexity of the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..models import Seq2SeqConfig, Seq2SeqTransformer
+from ..models.saving import save
+from ..text.batching import pad, token_batches
+from ..text.parallel_corpus import REPORT, corpus_digest, read_split
+from ..text.pieces import PieceTokenizer
+from .experiment import config_of, in_section
+from .loop import TrainingConfig
+
+IGNORED = -100  # a target that costs nothing: behind the end
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    folder: str
+    """Made by `stackattn mt prepare`."""
+    digest: str | None = None
+    """Of that corpus; read when it is not given, so that a run cannot go on with another one."""
+    batch_tokens: int = 2048
+    """The most on either side of a batch, with padding, BOS and EOS."""
+    label_smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens < 1:
+            raise ValueError(f"batch_tokens: expected at least 1, got {self.batch_tokens}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing: expected a number from 0 up to 1, got {self.label_smoothing}")
+        # Without the corpus one can still look at what was trained on it.
+        if self.digest is None and (Path(self.folder) / REPORT).exists():
+            object.__setattr__(self, "digest", corpus_digest(self.folder))
+
+
+@dataclass(frozen=True)
+class TranslatorOptions:
+    """The sizes that do not follow from the corpus."""
+
+    layers: str = "5"
+    """Of the encoder, and of the decoder too if it has none of its own."""
+    decoder_layers: str | None = None
+    d_model: int = 160
+    heads: int = 8
+    hidden_size: int | None = None
+    """Of the feed-forward networks; four times d_model if not given."""
+    dropout: float = 0.1
+    init_range: float = 0.01
+    published: bool = False
+    """As the published code does, not as the paper says: pushed vectors without a sigmoid."""
+
+
+@dataclass(frozen=True)
+class MTTraining(TrainingConfig):
+    """The paper's settings for translation."""
+
+    learning_rate: float = 3e-4
+    learning_rates: tuple[float, float] = (1e-5, 1e-3)
+    max_epochs: int = 100
+    lr_factor: float = 0.5
+    lr_patience: int = 2
+    stop_patience: int = 4
+    evaluate_every: int | None = 50_000
+
+
+@dataclass(frozen=True)
+class MTConfig:
+    """A corpus, a model and how to train the one on the other."""
+
+    data: CorpusOptions
+    model: TranslatorOptions = field(default_factory=TranslatorOptions)
+    training: MTTraining = field(default_factory=MTTraining)
+
+    def make(self) -> tuple[MTTask, Seq2SeqTransformer]:
+        task = in_section("data", MTTask, self.data)
+        return task, in_section("model", build_model, self, task.tokenizer)
+
+    def redraw(self, seed: int) -> MTConfig:
+        """Nothing of a corpus is random but the order of its batches, which has a seed of its own."""
+        return self
+
+
+def build_model(config: MTConfig, tokenizer: PieceTokenizer) -> Seq2SeqTransformer:
+    options = config.model
+    torch.manual_seed(config.training.init_seed)
+    return Seq2SeqTransformer(
+        Seq2SeqConfig(
+            tokenizer.input_size,
+            tokenizer.output_size,
+            encoder_layers=options.layers,
+            decoder_layers=options.layers if options.decoder_layers is None else options.decoder_layers,
+            d_model=options.d_model,
+            heads=options.heads,
+            hidden_size=4 * options.d_model if options.hidden_size is None else options.hidden_size,
+            dropout=options.dropout,
+            init_range=options.init_range,
+            published=options.published,
+        )
+    )
+
+
+class Pairs:
+    """Sentences and their translations as tokens."""
+
+    def __init__(self, tokenizer: PieceTokenizer, source: Sequence[str], target: Sequence[str]):
+        self.tokenizer = tokenizer
+        self.source, self.target = tokenizer.encode_source(source), tokenizer.encode_target(target)
+
+    def batches(self, budget: int, generator: torch.Generator | None = None) -> list[list[int]]:
+        """Numbers of pairs; pairs with about as many tokens in both sides together are in one batch."""
+        sizes = [(len(a), len(b)) for a, b in zip(self.source, self.target, strict=True)]
+        lengths, costs = [a + b for a, b in sizes], [max(a, b) + 1 for a, b in sizes]
+        return token_batches(lengths, costs, budget, generator)
+
+    def loss(self, model: nn.Module, batch: Sequence[int], label_smoothing: float = 0.0) -> Tensor:
+        """The nats of the batch's targets, EOS included, all together."""
+        begin, end = self.tokenizer.begin, self.tokenizer.end
+        targets = [self.target[i].tolist() for i in batch]
+        source, source_lengths = pad([[*self.source[i].tolist(), end] for i in batch], self.tokenizer.padding)
+        read, read_lengths = pad([[begin, *target] for target in targets], self.tokenizer.padding)
+        predicted, _ = pad([[*target, end] for target in targets], IGNORED)
+        device = next(model.parameters(), source).device
+        inputs = (x.to(device) for x in (source, read, source_lengths, read_lengths))
+        logits = model(*inputs).flatten(0, 1)  # (B * U, outputs)
+        options = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "sum"}
+        return cross_entropy(logits, predicted.flatten().to(device), **options)
+
+    def cross_entropy(self, model: nn.Module, budget: int) -> float:
+        """Nats for each target token, EOS included."""
+        total = sum(self.loss(model, batch).item() for batch in self.batches(budget))
+        return total / int(np.sum([len(target) + 1 for target in self.target]))
+
+
+def check_corpus(options: CorpusOptions) -> None:
+    found = corpus_digest(options.folder)
+    if options.digest not in (None, found):
+        raise ValueError(f"folder: {options.folder} has another corpus: expected {options.digest}, got {found}")
+
+
+class MTTask:
+    def __init__(self, options: CorpusOptions):
+        check_corpus(options)
+        self.options = options
+        self.tokenizer = PieceTokenizer.load(options.folder)
+        self.training = Pairs(self.tokenizer, *read_split(options.folder, "train"))
+        self.validation = Pairs(self.tokenizer, *read_split(options.folder, "validation"))
+
+    def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
+        return self.training.batches(self.options.batch_tokens, generator)
+
+    def size(self, batch: list[int]) -> int:
+        return len(batch)
+
+    def share(self, batch: list[int], rank: int, count: int) -> list[int]:
+        return batch[rank::count]
+
+    def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
+        """Summed over the tokens of a sentence, averaged over sentences."""
+        return self.training.loss(model, batch, self.options.label_smoothing) / len(batch)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        found = self.validation.cross_entropy(model, self.options.batch_tokens)
+        return {"score": found, "cross_entropy": found, "perplexity": perplexity(found)}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        self.tokenizer.save(folder)
+        save(model, folder)
+
+
+def perplexity(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else nats * math.inf  # nan stays nan
+
+
+def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:
+    """Sources and references of the corpus that a run was trained on; `folder` says where it is, if it has moved."""
+    options = config_of(MTConfig, run).data
+    check_corpus(replace(options, folder=folder or options.folder))
+    return read_split(folder or options.folder, split)

@@ -1,0 +1,120 @@
+"""A trained model with its tokenizer: translates sentences, and is scored on a test set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..files import write_json, write_text
+from ..models import Seq2SeqTransformer
+from ..models.generation import beam_search
+from ..models.saving import load
+from ..text.batching import pad, token_batches
+from ..text.parallel import normalise
+from ..text.pieces import INSTALL, PieceTokenizer
+from .mt import Pairs, perplexity
+
+
+@dataclass(frozen=True)
+class Translator:
+    model: Seq2SeqTransformer
+    tokenizer: PieceTokenizer
+    beam_size: int = 4
+    max_tokens: int = 256
+    """Of a translation, EOS included."""
+    batch_tokens: int = 2048
+    """Of the source sentences, with padding, that are translated at once."""
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "cpu", **options: int) -> Translator:
+        """From the folder of a model, or of a run, whose best model is meant."""
+        folder = Path(folder)
+        folder = folder / "best" if (folder / "best").is_dir() else folder
+        model = load(folder)
+        if not isinstance(model, Seq2SeqTransformer):
+            raise ValueError(f"{folder}: expected a model for translation, got a {type(model).__name__}")
+        tokenizer = PieceTokenizer.load(folder)
+        sizes = tokenizer.input_size, tokenizer.output_size
+        if sizes != (model.config.input_size, model.config.output_size):
+            expected = model.config.input_size, model.config.output_size
+            raise ValueError(f"{folder}: the model expects {expected} tokens, its tokenizer has {sizes}")
+        return cls(model.to(device), tokenizer, **options)
+
+    def translate(self, sentences: Sequence[str], done: Callable[[int], None] = lambda count: None) -> list[str]:
+        """In the order of the sentences; a blank one is translated by a blank one. `done` hears of each batch."""
+        results = [""] * len(sentences)
+        full = [i for i, sentence in enumerate(sentences) if sentence.strip()]
+        done(len(sentences) - len(full))
+        sources = self.tokenizer.encode_source([normalise(sentences[i]) for i in full])
+        costs = [len(source) + 1 for source in sources]
+        # the longest first: who waits learns early how long it will take, and whether memory is enough
+        for batch in reversed(token_batches(costs, costs, self.batch_tokens)):
+            for i, text in zip(batch, self._translate([sources[i].tolist() for i in batch]), strict=True):
+                results[full[i]] = text
+            done(len(batch))
+        return results
+
+    def translate_lines(
+        self, lines: Iterable[str], chunk: int, done: Callable[[int], None] = lambda count: None
+    ) -> Iterator[str]:
+        """The translations of a stream, which is read `chunk` lines at a time."""
+        lines = iter(lines)
+        while part := list(islice(lines, chunk)):
+            yield from self.translate(part, done)
+
+    def _translate(self, sources: list[list[int]]) -> list[str]:
+        device = next(self.model.parameters()).device
+        tokens, lengths = pad([[*source, self.tokenizer.end] for source in sources], self.tokenizer.padding)
+        prompts = torch.full((len(sources), 1), self.tokenizer.begin, device=device)
+        with torch.no_grad():
+            state = self.model.initial_state(tokens.to(device), lengths.to(device))
+        found = beam_search(
+            self.model,
+            prompts,
+            state,
+            eos=self.tokenizer.end,
+            beam_size=self.beam_size,
+            max_new_tokens=self.max_tokens,
+        )
+        return [self.tokenizer.decode(sentence.tokens) for sentence in found]
+
+    def evaluate(
+        self, source: Sequence[str], reference: Sequence[str], done: Callable[[int], None] = lambda count: None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """BLEU and chrF of the translations, the perplexity of the references, and the translations."""
+        metrics = _metrics()
+        began = time.monotonic()
+        translations = self.translate(source, done)
+        seconds = time.monotonic() - began
+        pairs = Pairs(self.tokenizer, *([normalise(x) for x in side] for side in (source, reference)))
+        with torch.no_grad():
+            nats = pairs.cross_entropy(self.model, self.batch_tokens)
+        found: dict[str, Any] = {"sentences": len(source), "perplexity": perplexity(nats)}
+        for name, metric in metrics.items():
+            found[name] = metric.corpus_score(translations, [list(reference)]).score
+            found[f"{name}_signature"] = str(metric.get_signature())
+        found |= {"beam_size": self.beam_size, "max_tokens": self.max_tokens, "translation_seconds": round(seconds, 2)}
+        found["parameters"] = sum(x.numel() for x in self.model.parameters())
+        return found, translations
+
+
+def write_scores(name: Path, scores: dict[str, Any], translations: Sequence[str]) -> None:
+    """As NAME.json and NAME.txt."""
+    name.parent.mkdir(parents=True, exist_ok=True)
+    write_text(name.with_name(f"{name.name}.txt"), "".join(f"{text}\n" for text in translations))
+    write_json(name.with_name(f"{name.name}.json"), scores)
+
+
+def _metrics() -> dict[str, Any]:
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"scoring translations {INSTALL}", name=error.name) from None
+    return {"bleu": BLEU(), "chrf": CHRF()}

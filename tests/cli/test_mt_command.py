@@ -1,0 +1,192 @@
+"""`stackattn mt` and `stackattn reproduce table-3` from end to end, on a few words; nothing worth it is learned."""
+
+import gzip
+import io
+import json
+import os
+import sys
+import types
+
+import pytest
+
+from stackattn.cli import main
+from stackattn.training import Run
+
+LINES = ["eins zwei", "drei", "zwei eins drei", "vier eins", "drei vier zwei", "eins"] * 8
+TINY = {
+    "model": {"layers": "1.superposition-4", "d_model": 8, "heads": 2, "hidden_size": 8},
+    "training": {"max_epochs": 2, "evaluate_every": None, "learning_rate": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Training text compressed, validation as SGML, test plain, with some pairs that no filter lets through."""
+    folder = tmp_path_factory.mktemp("files")
+    reverse = [" ".join(reversed(line.split())) for line in LINES]
+    for side, lines in (("de", LINES), ("en", reverse)):
+        text = "\n".join([*lines, "", "." if side == "de" else "x", "y" * (9 if side == "de" else 90)]) + "\n"
+        (folder / f"train.{side}.gz").write_bytes(gzip.compress(text.encode()))
+        segments = "".join(f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(lines[:6]))
+        (folder / f"valid.{side}.sgm").write_text(f"<refset>\n{segments}</refset>\n")
+        (folder / f"test.{side}").write_text("".join(f"{line}\n" for line in [*lines[:5], "z" * 200]))
+    return folder
+
+
+def prepare_command(files, out, **changes):
+    named = {"train": "train.{}.gz", "validation": "valid.{}.sgm", "test": "test.{}"} | changes
+    splits = [
+        x for split, name in named.items() for x in (f"--{split}", *(files / name.format(s) for s in ("de", "en")))
+    ]
+    return ["mt", "prepare", *map(str, splits), "--out", str(out), "--pieces", "40", "--threshold", "2"]
+
+
+@pytest.fixture(scope="module")
+def corpus(files):
+    assert main(prepare_command(files, files / "corpus")) == 0
+    return files / "corpus"
+
+
+@pytest.fixture(scope="module")
+def run(corpus):
+    config = corpus.parent / "tiny.yaml"
+    config.write_text(json.dumps({"data": {"folder": str(corpus)}, **TINY}))
+    assert main(["mt", "train", str(config), "--out", str(corpus.parent / "run")]) == 0
+    return corpus.parent / "run"
+
+
+def test_prepare(files, tmp_path, capsys):
+    for name in ("one", "two"):
+        assert main(prepare_command(files, tmp_path / name)) == 0
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if "length ratio" in line)
+    assert [cell.strip() for cell in row.split("│")[1:-1]] == ["- length ratio", "1", "", ""]
+    report = json.loads((tmp_path / "one/report.json").read_text())
+    assert report["pairs"]["train"] == {
+        "read": 51,
+        "blank": 1,
+        "full stop only": 1,
+        "length ratio": 1,
+        "too long": 0,
+        "kept": 48,
+        "used": 48,
+    }
+    assert report["pairs"]["test"]["too long"] == 1
+    assert report["files"]["train"] == ["train.de.gz", "train.en.gz"]
+    assert (tmp_path / "one/validation.source").read_text().splitlines() == LINES[:6]
+    for path in (tmp_path / "one").iterdir():  # the same every time
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+
+
+def test_prepare_a_sample(files, tmp_path):
+    assert main([*prepare_command(files, tmp_path / "small"), "--sample", "7"]) == 0
+    assert len((tmp_path / "small/train.source").read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test": "train.{}.gz", "train": "missing.{}"}, "missing.de"),
+        ({"train": "latin.{}"}, "latin.en, line 2: not UTF-8: byte 0xe9"),
+        ({"validation": "uneven.{}"}, "expected as many sentences in both, got 3 and 2"),
+        ({"train": "blank.{}"}, "none of 2 pairs passes the filters (blank: 2"),
+    ],
+)
+def test_prepare_says_what_is_wrong_and_leaves_nothing(files, changes, message, tmp_path, capsys):
+    (files / "latin.de").write_bytes(b"a\nb\n")
+    (files / "latin.en").write_bytes(b"a\n\xe9\n")
+    (files / "uneven.de").write_text("a\nb\nc\n")
+    (files / "uneven.en").write_text("a\nb\n")
+    for side in ("de", "en"):
+        (files / f"blank.{side}").write_text("\n \n")
+    assert main(prepare_command(files, tmp_path / "out", **changes)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("stackattn mt prepare: ")
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_prepare_does_not_overwrite(files, corpus, capsys):
+    assert main(prepare_command(files, corpus)) == 2
+    assert f"{corpus}: already there" in capsys.readouterr().err
+
+
+def test_translate_files_and_standard_input(run, files, tmp_path, capsys, monkeypatch):
+    capsys.readouterr()
+    assert main(["mt", "translate", str(run), str(files / "test.de"), "--max-tokens", "6"]) == 0
+    from_file = capsys.readouterr().out.split("\n")
+    assert len(from_file) == 7  # and nothing behind the last newline
+    text = "\n" + "\n\n".join((files / "test.de").read_text().splitlines()) + "\n"
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(text.encode()), isatty=lambda: False))
+    assert main(["mt", "translate", str(run / "best"), "--max-tokens", "6", "--batch-tokens", "5"]) == 0
+    from_input = capsys.readouterr().out.split("\n")
+    assert from_input[:-1:2] == [""] * 6
+    assert from_input[1::2] == from_file[:-1]
+
+
+def test_evaluate(run, corpus, files, tmp_path, capsys):
+    capsys.readouterr()
+    assert main(["mt", "evaluate", str(run), "--max-tokens", "6"]) == 0
+    printed = capsys.readouterr().out
+    scores = json.loads((run / "test.json").read_text())
+    assert scores["sentences"] == 5
+    assert f"BLEU {scores['bleu']:.2f}  {scores['bleu_signature']}" in printed
+    assert "tok:13a|smooth:exp|version:" in printed
+    assert f"chrF {scores['chrf']:.2f}  nrefs:1|case:mixed|" in printed
+    translations = (run / "test.txt").read_text().split("\n")[:-1]
+    assert len(translations) == 5
+    import sacrebleu
+
+    references = (corpus / "test.target").read_text().splitlines()
+    assert scores["bleu"] == sacrebleu.corpus_bleu(translations, [references]).score
+    # the same from files, but without the filters
+    named = ["--files", str(files / "test.de"), str(files / "test.en"), "--out", str(tmp_path / "new/own")]
+    assert main(["mt", "evaluate", str(run), "--max-tokens", "6", *named]) == 0
+    own = json.loads((tmp_path / "new/own.json").read_text())
+    assert own["sentences"] == 6
+    assert own["files"] == ["test.de", "test.en"]
+    assert (tmp_path / "new/own.txt").read_text().split("\n")[:5] == translations
+    assert main(["mt", "evaluate", str(run), "--split", "validation", "--max-tokens", "6"]) == 0
+    validation = json.loads((run / "validation.json").read_text())
+    assert validation["perplexity"] == pytest.approx(Run(run).result()["best"]["perplexity"], rel=1e-5)
+
+
+def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsys):
+    assert main(["mt", "evaluate", str(run), "--data", str(tmp_path)]) == 2
+    assert "report.json: not there; a corpus is a folder made by `stackattn mt prepare`" in capsys.readouterr().err
+    assert main(["mt", "translate", str(tmp_path), os.devnull]) == 2
+    assert "a saved model is a folder with config.json" in capsys.readouterr().err
+    assert main(["mt", "translate", str(run), str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_without_the_libraries_it_says_what_to_install(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    assert main(prepare_command(files, tmp_path / "out")) == 2
+    assert "pip install 'stackattn[text]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_reproduce_table_3(corpus, tmp_path, capsys):
+    folder = tmp_path / "configs/240"
+    folder.mkdir(parents=True)
+    (folder / "tf-sup.yaml").write_text(json.dumps({"data": {"folder": str(corpus)}, **TINY}))
+    out = tmp_path / "out"
+    command = ["reproduce", "table-3", "--tasks", "240", "--models", "tf-sup", "--restarts", "2"]
+    command += ["--configs", str(tmp_path / "configs"), "--out", str(out), "--processes", "2"]
+    assert main([*command, "--budget", "0"]) == 1
+    assert f"there are no runs in {out} yet" in capsys.readouterr().err
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    (line,) = json.loads((out / "table-3.json").read_text())
+    best = min((out / "240/tf-sup").iterdir(), key=lambda run: Run(run).result()["best"]["perplexity"])
+    test = json.loads((best / "test.json").read_text())
+    assert (line["run"], line["bleu"], line["restarts"]) == (best.name, test["bleu"], 2)
+    row = [cell.strip() for cell in next(x for x in printed.splitlines() if "Tf+Sup" in x).split("│")[1:-1]]
+    perplexity, bleu = f"{line['perplexity']:.2f}", f"{test['bleu']:.2f}"
+    assert row == ["240", "Tf+Sup", "2", f"{test['parameters']:,}", perplexity, "11.53", bleu, "12.81"]
+    before = (best / "test.json").stat().st_mtime_ns
+    assert main([*command, "--budget", "0"]) == 0
+    assert (best / "test.json").stat().st_mtime_ns == before  # not translated again

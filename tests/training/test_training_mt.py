@@ -1,0 +1,188 @@
+"""Translation: what the loss and the perplexity are, and a model that learns to reverse sentences."""
+
+import json
+import math
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from reversal import experiment, make_corpus
+from runs import outcome, processes, train_in_process
+from torch import nn
+
+from stackattn.models.paper import COUNTS, MT_TYPES, count_parameters
+from stackattn.text.parallel_corpus import read_split
+from stackattn.training import ConfigError, Run, run_experiment
+from stackattn.training.config import from_values, load_config
+from stackattn.training.mt import CorpusOptions, MTConfig, MTTask, build_model, read_test_set
+from stackattn.training.translator import Translator
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("reversal"))
+
+
+class Fixed(nn.Module):
+    """Logits that depend on the target so far and on the length of the source, and on nothing that is learned."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.table = torch.randn(9, inputs, outputs, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+    def forward(self, source, target, source_lengths, target_lengths):
+        assert source.shape[1] == source_lengths.max()
+        assert target.shape[1] == target_lengths.max()
+        return self.table[source_lengths[:, None], target]
+
+
+def nats(task, model, i, smoothing, pairs):
+    """Of one pair, token by token."""
+    source, target = pairs.source[i].tolist(), pairs.target[i].tolist()
+    total = 0.0
+    for before, token in zip([task.tokenizer.begin, *target], [*target, task.tokenizer.end], strict=True):
+        log_probs = model.table[len(source) + 1, before].log_softmax(-1)  # the source ends with EOS
+        total -= (1 - smoothing) * log_probs[token].item() + smoothing * log_probs.mean().item()
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_summed_over_tokens_and_averaged_over_sentences(corpus, smoothing):
+    task = MTTask(CorpusOptions(str(corpus), batch_tokens=64, label_smoothing=smoothing))
+    model = Fixed(task.tokenizer.input_size, task.tokenizer.output_size)
+    batch = max(task.epoch(torch.Generator()), key=len)
+    lengths = {len(task.training.target[i]) for i in batch}
+    batch = [*batch, next(i for i, x in enumerate(task.training.target) if len(x) not in lengths)]  # some padding
+    expected = sum(nats(task, model, i, smoothing, task.training) for i in batch) / len(batch)
+    assert task.loss(model, batch).item() == pytest.approx(expected)
+    assert task.size(batch) == len(batch)
+
+
+def test_validation_is_not_smoothed(corpus):
+    task = MTTask(CorpusOptions(str(corpus), label_smoothing=0.3))
+    model = Fixed(task.tokenizer.input_size, task.tokenizer.output_size)
+    pairs = task.validation
+    total = sum(nats(task, model, i, 0.0, pairs) for i in range(len(pairs.source)))
+    expected = total / sum(len(target) + 1 for target in pairs.target)
+    found = task.evaluate(model)
+    assert found["score"] == found["cross_entropy"] == pytest.approx(expected)
+    assert found["perplexity"] == pytest.approx(math.exp(expected))
+
+
+def test_batches_are_by_the_longer_side(corpus):
+    task = MTTask(CorpusOptions(str(corpus), batch_tokens=40))
+    pairs = task.training
+    pairs.target[0] = pairs.target[0].repeat(20)[:19]
+    epoch = task.epoch(torch.Generator().manual_seed(1))
+    assert sorted(i for batch in epoch for i in batch) == list(range(600))
+    for batch in epoch:
+        longest = max(max(len(pairs.source[i]), len(pairs.target[i])) + 1 for i in batch)
+        assert len(batch) * longest <= 40
+    assert [len(batch) for batch in epoch if 0 in batch] in ([1], [2])
+
+
+def test_gradients_reach_every_parameter_and_padding_does_not_matter(corpus):
+    task = MTTask(CorpusOptions(str(corpus)))
+    model = build_model(experiment(corpus, {"layers": "1.nondeterministic-2-2-3"}), task.tokenizer).double().eval()
+    lengths = [len(x) for x in task.training.source]
+    short, long = lengths.index(1), lengths.index(5)
+    apart = sum(task.loss(model, [i]).item() for i in (short, long)) / 2
+    loss = task.loss(model, [short, long])
+    assert loss.item() == pytest.approx(apart, abs=1e-9)
+    loss.backward()
+    assert all(x.grad is not None and x.grad.abs().sum() > 0 for x in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "layers", ["1", pytest.param("nondeterministic-2-2-4.1", marks=pytest.mark.slow)], ids=["Tf", "Tf+Nd"]
+)
+def test_it_learns_to_reverse_and_needs_nothing_but_its_folder(corpus, layers, tmp_path):
+    config = experiment(corpus, {"layers": layers})
+    run_experiment(config, tmp_path / "run")
+    source, target = read_split(corpus, "test")
+    shutil.copytree(tmp_path / "run/best", tmp_path / "model")
+    shutil.rmtree(tmp_path / "run")
+    translator = Translator.load(tmp_path / "model")
+    scores, translations = translator.evaluate(source, target)
+    right = sum(a == b for a, b in zip(translations, target, strict=True))
+    assert right >= 0.85 * len(target)
+    assert scores["bleu"] > 85
+    assert scores["chrf"] > 85
+    assert scores["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert scores["perplexity"] < 1.5
+    # in any order and in any batches, and with blank lines between
+    again = translator.translate([source[3], "", " ", source[0], source[3]])
+    assert again == [translations[3], "", "", translations[0], translations[3]]
+    small = Translator.load(tmp_path / "model", batch_tokens=1)
+    assert small.translate(source[:5]) == translations[:5]
+    assert list(translator.translate_lines(iter(source), 7)) == translations
+
+
+def test_what_is_read_is_normalised(corpus):
+    task = MTTask(CorpusOptions(str(corpus)))
+    translator = Translator(build_model(experiment(corpus), task.tokenizer), task.tokenizer, max_tokens=5)
+    assert translator.translate(["ｂａ\u00a0do"]) == translator.translate(["ba do"])
+
+
+def test_killed_it_goes_on_to_the_same_numbers(corpus, tmp_path):
+    config = experiment(corpus, {"dropout": 0.1}, max_epochs=4, evaluate_every=250)
+    run_experiment(config, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    process = processes().Process(target=train_in_process, args=(config, folder))
+    process.start()
+    while process.is_alive() and len(Run(folder).metrics()) < 3:
+        time.sleep(0.001)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert 3 <= len(Run(folder).metrics()) < 10
+    run_experiment(config, folder, resume=True)
+    assert outcome(folder) == outcome(tmp_path / "whole")
+    assert len(Run(folder).metrics()) == 10  # every 250 pairs of 2400, and at the end
+
+
+def test_a_run_knows_its_corpus(corpus, tmp_path):
+    config = experiment(corpus, max_epochs=1)
+    run_experiment(config, tmp_path / "run")
+    assert Run(tmp_path / "run").config()["data"]["digest"] == config.data.digest
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    assert read_test_set(tmp_path / "run", folder=str(moved)) == read_split(corpus, "test")
+    report = json.loads((moved / "report.json").read_text())
+    (moved / "report.json").write_text(json.dumps({**report, "digest": "other"}))
+    with pytest.raises(ValueError, match=f"moved has another corpus: expected {config.data.digest}, got other"):
+        read_test_set(tmp_path / "run", folder=str(moved))
+
+
+def test_errors_name_the_section(corpus, tmp_path):
+    with pytest.raises(ConfigError, match=r"data: .*report.json: not there; a corpus is a folder made by"):
+        from_values(MTConfig, {"data": {"folder": str(tmp_path)}}).make()
+    with pytest.raises(ConfigError, match="model: "):
+        experiment(corpus, {"layers": "1.stack"}).make()
+    with pytest.raises(ConfigError, match="label_smoothing: expected a number from 0 up to 1, got 1"):
+        from_values(MTConfig, {"data": {"folder": str(corpus), "label_smoothing": 1}})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="a saved model is a folder"):
+        Translator.load(tmp_path / "empty")
+
+
+class PaperTokenizer:
+    input_size, output_size = MT_TYPES + 3, MT_TYPES + 1
+
+
+@pytest.mark.parametrize("tier", ["160", "240", "360"])
+def test_configs_have_the_papers_sizes(tier, request):
+    folder = request.config.rootpath / "experiments/mt" / tier
+    counts = [n for n in COUNTS[f"mt-{tier}"] if n is not None]
+    for name, count in zip(("tf", "tf-sup", "tf-nd"), counts, strict=True):
+        config = load_config(MTConfig, folder / f"{name}.yaml")
+        with torch.device("meta"):
+            model = build_model(config, PaperTokenizer())
+        assert count_parameters(model.config) == count
+        assert (config.training.learning_rates, config.training.evaluate_every) == ((1e-5, 1e-3), 50_000)
+        assert (config.training.lr_factor, config.training.lr_patience, config.training.stop_patience) == (0.5, 2, 4)
+        assert config.training.published
+        assert config.model.published
+        assert config.model.init_range == 0.01
+        assert (config.data.batch_tokens, config.data.label_smoothing) == (2048, 0.1)
