@@ -1,0 +1,203 @@
+"""What the stacks of a model do on given inputs: actions, weights, contents, heights, single runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.lstm import LSTMLM, _SuperpositionStack
+from ..nn import NondeterministicStackAttention, SuperpositionStackAttention
+from ..ops import Operation, Run, best_runs, nondeterministic_weights, sample_runs, superposition_weights
+from ..ops.log_chart import log_chart, log_sum
+from .contents import nondeterministic_contents, superposition_contents
+
+
+@dataclass(frozen=True)
+class StackTrace:
+    """What one stack did on a batch of B sequences, in T steps. Numbers are float64, on the CPU."""
+
+    name: str
+    first: int
+    """The token that its first step reads: 0, or 1 where a model does not read its BOS."""
+
+    ACTIONS = ("push", "no-op", "pop")
+
+    def tops(self) -> Tensor:
+        """(B, T, T + 1): the weight of each element to be on top after a step. Column 0 is the bottom, or of a
+        superposition stack the share that is empty; column i + 1 is what step i pushed. Each row sums to 1."""
+        raise NotImplementedError
+
+    def actions(self) -> Tensor:
+        """(B, T, 3): how much of each step was a push, a replace (of a superposition stack: a no-op) and a pop."""
+        raise NotImplementedError
+
+    def contents(self) -> Tensor:
+        """(B, T, T): how likely what step i pushed is on the stack after step t, on top or below."""
+        raise NotImplementedError
+
+    def heights(self) -> Tensor:
+        """(B, T): the expected number of elements on the stack, not counting the bottom. Exact."""
+        return self.contents().sum(-1)
+
+    def best_runs(self) -> list[Run]:
+        """The run of the largest weight of each sequence."""
+        raise NotImplementedError
+
+    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[Run]]:
+        """Runs of each sequence, drawn in proportion to their weights."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SuperpositionTrace(StackTrace):
+    """Of a superposition stack. Its runs are lists of actions, each drawn for itself; popping nothing changes nothing."""
+
+    probabilities: Tensor  # (B, T, 3): push, no-op, pop
+
+    def tops(self) -> Tensor:
+        weights = superposition_weights(self.probabilities)  # (B, T, T)
+        return torch.cat([(1 - weights.sum(-1, keepdim=True)).clamp(min=0), weights], dim=-1)
+
+    def actions(self) -> Tensor:
+        return self.probabilities
+
+    def contents(self) -> Tensor:
+        return superposition_contents(superposition_weights(self.probabilities))
+
+    def best_runs(self) -> list[Run]:
+        return [_actions_as_run(p, p.argmax(-1)) for p in self.probabilities]
+
+    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[Run]]:
+        return [
+            [_actions_as_run(p, torch.multinomial(p, 1, generator=generator)[:, 0]) for _ in range(num_samples)]
+            for p in self.probabilities
+        ]
+
+
+@dataclass(frozen=True)
+class NondeterministicTrace(StackTrace):
+    """Of a nondeterministic stack."""
+
+    transitions: tuple[Tensor, Tensor, Tensor]  # log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q)
+
+    ACTIONS = ("push", "replace", "pop")
+
+    def weights(self) -> Tensor:
+        """(B, T, T + 1, Q, S): `tops`, split by the automaton's state and the symbol on top."""
+        return nondeterministic_weights(*self.transitions)
+
+    def tops(self) -> Tensor:
+        return self.weights().sum((-2, -1))
+
+    def actions(self) -> Tensor:
+        """Of all runs that end with a step, the share whose last move is of each kind."""
+        push, replace, pop = self.transitions
+        alpha = log_chart(push, replace, pop, log_sum).alpha  # (B, T + 1, Q, S)
+        before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
+        pushed, replaced = ((log_sum(before + x, (2, 3, 4, 5)) - total).exp() for x in (push, replace))
+        popped = (1 - pushed - replaced).clamp(min=0)  # a pop is weighed by all the ways to push what it takes away
+        return torch.stack([pushed, replaced, popped], dim=-1)
+
+    def contents(self) -> Tensor:
+        return nondeterministic_contents(*self.transitions)
+
+    def best_runs(self) -> list[Run]:
+        return best_runs(*self.transitions)
+
+    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[Run]]:
+        return sample_runs(*self.transitions, num_samples, generator=generator)
+
+
+@torch.no_grad()
+def watch_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
+    """Call `model(*inputs)` in evaluation mode, and return what each of its stacks did, each head for itself.
+
+    Any model with stack attention layers will do, as will an `LSTMLM` with a stack. A model without stacks gives an
+    empty list. All sequences must be of one length: padding is not cut off.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        return _watch_lstm(model, *inputs) if isinstance(model, LSTMLM) else _watch_layers(model, *inputs)
+    finally:
+        model.train(was_training)
+
+
+def _watch_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
+    kinds = (SuperpositionStackAttention, NondeterministicStackAttention)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+    calls: dict[str, tuple[Any, ...]] = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, arguments, name=name: calls.update({name: arguments}))
+        for name, layer in layers.items()
+    ]
+    try:
+        model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    traces: list[StackTrace] = []
+    for name, arguments in calls.items():  # in the order in which they are called
+        layer = layers[name]
+        _, actions = layer(*arguments, return_actions=True)
+        parts = [_exact(x) for x in (actions if isinstance(actions, tuple) else (actions,))]
+        for head in range(layer.heads):
+            of_head = [x if layer.heads == 1 else x[:, head] for x in parts]
+            label = _layer_name(name) + (f", head {head + 1}" if layer.heads > 1 else "")
+            traces.append(_trace(label, 0, of_head))
+    return traces
+
+
+def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
+    """The actions are read off the map from the hidden state. A hidden state acts when the next token is read, so one
+    more token is given, whichever: the last token's action is what it would be if the string went on."""
+    if model.stack is None or tokens.shape[1] < 2:
+        return []
+    rows: list[Tensor] = []
+    hook = model.stack.to_actions.register_forward_hook(lambda _, __, output: rows.append(output))
+    try:
+        model(torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], dim=1))
+    finally:
+        hook.remove()
+    logits = _exact(torch.stack(rows, dim=1))  # (B, T, actions)
+    if isinstance(model.stack, _SuperpositionStack):
+        return [_trace("the LSTM's stack", 1, [logits.softmax(-1)])]
+    Q, S = model.stack.Q, model.stack.S
+    push, replace, pop = logits.unflatten(-1, (Q, S, -1)).split((Q * S, Q * S, Q), dim=-1)
+    return [_trace("the LSTM's stack", 1, [push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop])]
+
+
+def _trace(name: str, first: int, parts: list[Tensor]) -> StackTrace:
+    if len(parts) == 1:
+        return SuperpositionTrace(name, first, parts[0])
+    return NondeterministicTrace(name, first, (parts[0], parts[1], parts[2]))
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.detach().to("cpu", torch.float64)
+
+
+def _layer_name(path: str) -> str:
+    """`stack.layers.2.attention.function` is layer 3; a module that is in no list keeps its path."""
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
+    part = next((part for part in ("encoder", "decoder") if path.startswith(f"{part}.")), "")
+    return f"{part} layer {int(number[1]) + 1}".strip() if number else path
+
+
+def _actions_as_run(probabilities: Tensor, actions: Tensor) -> Run:
+    """A run with one state and one symbol, where a no-op, and a pop of the empty stack, replace a symbol by itself."""
+    operations, height = [], 0
+    for action in actions.tolist():
+        if action == 0:
+            operations.append(Operation("push", 0, 0))
+        elif action == 1 or height == 0:
+            operations.append(Operation("replace", 0, 0))
+        else:
+            operations.append(Operation("pop", 0))
+        height = max(0, height + 1 - action)
+    log_weight = probabilities.gather(-1, actions[:, None]).log().sum().item()
+    return Run(tuple(operations), log_weight)
