@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ..languages import Language
 from .traces import StackTrace
 
@@ -88,8 +86,3 @@ def agreement(traces: Sequence[Sequence[StackTrace]], tops: Sequence[Sequence[Se
             hits = sum(sum(row) for row in agreements(trace, real))
             right[trace.name] = right.get(trace.name, 0) + hits
     return {name: Agreement(hits, steps, pushes) for name, hits in right.items()}
-
-
-def tokens_of(language: Language, strings: torch.Tensor) -> torch.Tensor:
-    """(B, n) -> (B, n + 1): with BOS, whose number comes after the symbols', in front."""
-    return torch.cat([strings.new_full((len(strings), 1), len(language.symbols)), strings], dim=1)

@@ -43,6 +43,10 @@ class StackTrace:
         """(B, T): the expected number of elements on the stack, not counting the bottom. Exact."""
         return self.contents().sum(-1)
 
+    def log_totals(self) -> Tensor:
+        """(B,): the log of the weight of all runs together, beside which that of a single run may be seen."""
+        raise NotImplementedError
+
     def best_runs(self) -> list[Run]:
         """The run of the largest weight of each sequence."""
         raise NotImplementedError
@@ -54,7 +58,7 @@ class StackTrace:
 
 @dataclass(frozen=True)
 class SuperpositionTrace(StackTrace):
-    """Of a superposition stack. Its runs are lists of actions, each drawn for itself; popping nothing changes nothing."""
+    """Of a superposition stack. Its runs are lists of independent actions; popping nothing changes nothing."""
 
     probabilities: Tensor  # (B, T, 3): push, no-op, pop
 
@@ -67,6 +71,9 @@ class SuperpositionTrace(StackTrace):
 
     def contents(self) -> Tensor:
         return superposition_contents(superposition_weights(self.probabilities))
+
+    def log_totals(self) -> Tensor:
+        return self.probabilities.new_zeros(len(self.probabilities))
 
     def best_runs(self) -> list[Run]:
         return [_actions_as_run(p, p.argmax(-1)) for p in self.probabilities]
@@ -95,8 +102,8 @@ class NondeterministicTrace(StackTrace):
 
     def actions(self) -> Tensor:
         """Of all runs that end with a step, the share whose last move is of each kind."""
-        push, replace, pop = self.transitions
-        alpha = log_chart(push, replace, pop, log_sum).alpha  # (B, T + 1, Q, S)
+        push, replace, _ = self.transitions
+        alpha = self._alpha()
         before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
         pushed, replaced = ((log_sum(before + x, (2, 3, 4, 5)) - total).exp() for x in (push, replace))
         popped = (1 - pushed - replaced).clamp(min=0)  # a pop is weighed by all the ways to push what it takes away
@@ -104,6 +111,13 @@ class NondeterministicTrace(StackTrace):
 
     def contents(self) -> Tensor:
         return nondeterministic_contents(*self.transitions)
+
+    def log_totals(self) -> Tensor:
+        return log_sum(self._alpha()[:, -1], (1, 2))
+
+    def _alpha(self) -> Tensor:
+        """(B, T + 1, Q, S): the log of the weight of all runs up to each time, by where they end."""
+        return log_chart(*self.transitions, log_sum).alpha
 
     def best_runs(self) -> list[Run]:
         return best_runs(*self.transitions)

@@ -1,0 +1,82 @@
+// Small helpers that make elements and SVG figures. Text only ever becomes text nodes.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "class") element.className = value;
+    else element.setAttribute(key, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+function draw(name, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+const byId = (id) => document.getElementById(id);
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+function ticks(low, high, count) {
+  const rough = (high - low) / count || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough);
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(Number((i * step).toPrecision(6)));
+  return found;
+}
+
+// Models keep their look wherever they appear: the colour is by the kind of stack, the dash by the controller.
+function lookOf(label) {
+  const colour = label.endsWith("Nd") ? "var(--accent)" : label.endsWith("Sup") ? "var(--second)" : "var(--quiet)";
+  return { stroke: colour, "stroke-width": label.endsWith("Nd") ? 2.4 : 1.8, "stroke-dasharray": label.startsWith("LSTM") ? "6 4" : "none" };
+}
+
+// series: [{label, look, points: [[x, y], ...]}]; a look is a set of SVG attributes
+function lineChart(title, series, { xName, yName, zero = true, marker = null }) {
+  const width = 480, height = 270, left = 50, right = 12, top = 10, bottom = 40;
+  const points = series.flatMap((one) => one.points);
+  const xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
+  let [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  if (zero) y0 = Math.min(0, y0);
+  if (x0 === x1) [x0, x1] = [x0 - 0.5, x1 + 0.5];
+  const room = (y1 - y0 || 1) * 0.06;
+  y1 += room;
+  if (y0 !== 0) y0 -= room;
+  const x = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
+  const y = (value) => height - bottom - ((value - y0) / (y1 - y0)) * (height - top - bottom);
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, width: "100%", role: "img", "aria-label": `${title}: ${yName} by ${xName}` });
+  for (const value of ticks(y0, y1, 5)) {
+    svg.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
+    svg.append(draw("text", { class: "quietly", x: left - 6, y: y(value) + 4, "text-anchor": "end" }, String(value)));
+  }
+  for (const value of ticks(x0, x1, 7).filter(Number.isInteger)) {
+    svg.append(draw("text", { class: "quietly", x: x(value), y: height - bottom + 16, "text-anchor": "middle" }, String(value)));
+  }
+  svg.append(draw("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
+  svg.append(draw("text", { class: "quietly", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xName));
+  svg.append(draw("text", { class: "quietly", transform: `translate(12 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, yName));
+  if (marker !== null && marker > x0 && marker < x1) {
+    svg.append(draw("line", { class: "axis", "stroke-dasharray": "2 3", x1: x(marker), x2: x(marker), y1: top, y2: height - bottom }));
+  }
+  for (const { label, look, points: of } of series) {
+    if (of.length === 1) {
+      svg.append(draw("circle", { cx: x(of[0][0]), cy: y(of[0][1]), r: 3.5, fill: look.stroke }, draw("title", {}, label)));
+      continue;
+    }
+    const path = of.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
+    svg.append(draw("path", { d: path, fill: "none", "stroke-linejoin": "round", ...look }, draw("title", {}, label)));
+  }
+  const legend = make("ul", { class: "legend" });
+  const shown = new Map(series.map((one) => [one.legend ?? one.label, one.look]));
+  for (const [label, look] of shown) {
+    const sample = draw("svg", { width: 26, height: 10, "aria-hidden": "true" }, draw("line", { x1: 0, x2: 26, y1: 5, y2: 5, ...look }));
+    legend.append(make("li", {}, sample, label));
+  }
+  return make("figure", {}, make("h3", {}, title), svg, legend);
+}
