@@ -74,8 +74,8 @@ class RunFolder:
         """How the run ended, or that it did not."""
         if not Run(self.folder).finished:
             return "not finished"
-        stopped = Run(self.folder).result()["stopped"]
-        return {"max_epochs": "all epochs done"}.get(stopped, stopped)
+        stopped = str(Run(self.folder).result()["stopped"])
+        return "all epochs done" if stopped == "max_epochs" else stopped
 
     def saved_test(self) -> dict[str, Any] | None:
         """What `stackattn cfl evaluate` or `stackattn reproduce` measured, unless the model is newer."""

@@ -45,17 +45,23 @@ def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
     return tops
 
 
+def real_columns(trace: StackTrace, tops: Sequence[int]) -> list[int]:
+    """For each step of a trace, the column of its weights that is the real top; 0, the bottom, for an empty stack."""
+    shift = 2 - trace.first  # the bottom comes before the string, and so does BOS where it is read
+    return [0] * (1 - trace.first) + [top + shift if top >= 0 else 0 for top in tops]
+
+
 def agreements(trace: StackTrace, tops: Sequence[Sequence[int]]) -> list[list[bool]]:
     """For each sequence of the trace, at which symbols its most weighted element is what the real stack has on top.
 
     Where the real stack is empty, the bottom is right, and so is BOS: neither is a symbol of the string. The step that
     reads BOS is not counted.
     """
-    shift = 2 - trace.first  # from a position of the string to its column: the bottom is before it, and BOS if read
-    found = trace.tops()[:, 1 - trace.first :].argmax(-1)  # (B, n)
+    before = 1 - trace.first
+    found = trace.tops()[:, before:].argmax(-1).tolist()  # (B, n)
     return [
-        [column - shift == top if top >= 0 else column < shift for column, top in zip(row, real, strict=True)]
-        for row, real in zip(found.tolist(), tops, strict=True)
+        [column == real or (real == 0 and column <= before) for column, real in zip(row, columns[before:], strict=True)]
+        for row, columns in zip(found, (real_columns(trace, row) for row in tops), strict=True)
     ]
 
 

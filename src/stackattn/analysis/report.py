@@ -60,7 +60,7 @@ def render(data: dict[str, Any]) -> str:
 
 
 def _read(name: str) -> str:
-    return (files(__package__) / "page" / name).read_text(encoding="utf-8")
+    return (files("stackattn.analysis") / "page" / name).read_text(encoding="utf-8")
 
 
 def _json(data: Any) -> str:

@@ -53,6 +53,12 @@ def with_bos(language: Language, strings: Tensor) -> Tensor:
     return torch.cat([strings.new_full((len(strings), 1), len(language.symbols)), strings], dim=1)
 
 
+def some_runs(trace: StackTrace, seed: int = 0) -> list[tuple[str, Run]]:
+    """The best run and a few sampled ones of a trace's first sequence, with their names."""
+    samples = trace.sample_runs(SAMPLED_RUNS, torch.Generator().manual_seed(seed))[0]
+    return [("best run", trace.best_runs()[0]), *((f"sampled run {i}", run) for i, run in enumerate(samples, 1))]
+
+
 def describe_string(
     model: nn.Module, language: Language, lengths: tuple[int, int], string: ChosenString, *, seed: int = 0, split: bool
 ) -> dict[str, Any]:
@@ -95,9 +101,6 @@ def _divergence(truth: np.ndarray, log_model: Tensor) -> float:
 def _describe_stack(trace: StackTrace, seed: int, split: bool) -> dict[str, Any]:
     first = trace.first
     tops, contents, actions = trace.tops()[0], trace.contents()[0], trace.actions()[0]
-    runs = [("best run", trace.best_runs()[0])]
-    samples = trace.sample_runs(SAMPLED_RUNS, torch.Generator().manual_seed(seed))[0]
-    runs += [(f"sampled run {i + 1}", run) for i, run in enumerate(samples)]
     nondeterministic = isinstance(trace, NondeterministicTrace)
     found: dict[str, Any] = {
         "name": trace.name,
@@ -107,7 +110,7 @@ def _describe_stack(trace: StackTrace, seed: int, split: bool) -> dict[str, Any]
         "tops": _with_unread(tops, first),
         "contents": [[0] * first] * first + _rows(contents, first),
         "heights": [0.0] * first + [round(x, 3) for x in contents.sum(-1).tolist()],
-        "runs": [_describe_run(name, run, trace, first) for name, run in runs],
+        "runs": [_describe_run(name, run, trace, first) for name, run in some_runs(trace, seed)],
     }
     if nondeterministic and split:
         weights = trace.weights()[0]  # (T, T + 1, Q, S)

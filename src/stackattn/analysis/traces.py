@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,9 @@ class StackTrace:
     first: int
     """The token that its first step reads: 0, or 1 where a model does not read its BOS."""
 
-    ACTIONS = ("push", "no-op", "pop")
+    ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
+    BOTTOM: ClassVar[str] = "∅"
+    """How column 0 of the weights is called: the empty stack, or a bottom that is never popped."""
 
     def tops(self) -> Tensor:
         """(B, T, T + 1): the weight of each element to be on top after a step. Column 0 is the bottom, or of a
@@ -91,7 +93,8 @@ class NondeterministicTrace(StackTrace):
 
     transitions: tuple[Tensor, Tensor, Tensor]  # log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q)
 
-    ACTIONS = ("push", "replace", "pop")
+    ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "replace", "pop")
+    BOTTOM: ClassVar[str] = "⊥"
 
     def weights(self) -> Tensor:
         """(B, T, T + 1, Q, S): `tops`, split by the automaton's state and the symbol on top."""
@@ -145,10 +148,11 @@ def _watch_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
     kinds = (SuperpositionStackAttention, NondeterministicStackAttention)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
     calls: dict[str, tuple[Any, ...]] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, arguments, name=name: calls.update({name: arguments}))
-        for name, layer in layers.items()
-    ]
+
+    def keep(name: str) -> Any:
+        return lambda _, arguments: calls.update({name: arguments})
+
+    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
     try:
         model(*inputs)
     finally:
@@ -171,7 +175,7 @@ def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
     more token is given, whichever: the last token's action is what it would be if the string went on."""
     if model.stack is None or tokens.shape[1] < 2:
         return []
-    rows: list[Tensor] = []
+    rows: list[Any] = []
     hook = model.stack.to_actions.register_forward_hook(lambda _, __, output: rows.append(output))
     try:
         model(torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], dim=1))
@@ -203,15 +207,27 @@ def _layer_name(path: str) -> str:
 
 
 def _actions_as_run(probabilities: Tensor, actions: Tensor) -> Run:
-    """A run with one state and one symbol, where a no-op, and a pop of the empty stack, replace a symbol by itself."""
-    operations, height = [], 0
-    for action in actions.tolist():
-        if action == 0:
-            operations.append(Operation("push", 0, 0))
-        elif action == 1 or height == 0:
-            operations.append(Operation("replace", 0, 0))
-        else:
-            operations.append(Operation("pop", 0))
-        height = max(0, height + 1 - action)
-    log_weight = probabilities.gather(-1, actions[:, None]).log().sum().item()
-    return Run(tuple(operations), log_weight)
+    kinds = ("push", "replace", "pop")
+    operations = tuple(_Action(kinds[a], 0, None if a == 2 else 0) for a in actions.tolist())
+    return _ActionRun(operations, probabilities.gather(-1, actions[:, None]).log().sum().item())
+
+
+class _Action(Operation):
+    """On a superposition stack, which has neither states nor symbols."""
+
+    def __str__(self) -> str:
+        return "no-op" if self.kind == "replace" else self.kind
+
+
+class _ActionRun(Run):
+    """A run of a superposition stack: popping nothing changes nothing."""
+
+    def stacks(self) -> list[list[tuple[int, int]]]:
+        stack, stacks = [(-1, 0)], []
+        for step, operation in enumerate(self.operations):
+            if operation.kind == "push":
+                stack.append((step, 0))
+            elif operation.kind == "pop" and len(stack) > 1:
+                stack.pop()
+            stacks.append(list(stack))
+        return stacks

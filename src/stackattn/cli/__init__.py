@@ -12,6 +12,7 @@ from .. import __version__
 
 COMMANDS = {
     "demo": "the main job: see the stack at work",
+    "analyse": "see what a trained model does with its stack; an HTML report",
     "cfl": "train and evaluate models on context-free languages",
     "language": "formal languages: list, sample, score, show, write data sets",
     "params": "count the parameters of the paper's models beside the paper's tables",

@@ -56,6 +56,7 @@ function attentionMap(box, text, rows, bottom, withoutBottom, go) {
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Weight of each past token at each step" });
   const size = Math.min(12, cell - 1);
   columns.forEach((token, i) => {
+    if (fontFor(token, cell) < 6) return; // BOS, where columns are narrow: its row has the name
     svg.append(draw("text", { class: "symbol quietly", x: left + (i + 0.5) * cell, y: top - 6, "text-anchor": "middle", "font-size": Math.min(size, fontFor(token, cell)) }, token));
   });
   text.tokens.forEach((token, t) => {

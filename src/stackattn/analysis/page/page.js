@@ -28,6 +28,7 @@ for (const language of languages) {
     byId("lengths").hidden = false;
   }
 }
+byId("results").classList.toggle("single", data.runs.length === 1);
 if (!byId("curve-charts").children.length) byId("curve-charts").append(make("p", { class: "quiet" }, "No evaluation was made yet."));
 
 const columns = data.columns.map(([name, kind], i) => ({ name, kind, i })).filter(({ i }) => data.runs.some((run) => run.row[i]));

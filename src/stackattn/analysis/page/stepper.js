@@ -102,6 +102,7 @@ class Stepper {
     byId("map-choice").replaceChildren(...maps.map(([value, label]) => make("option", { value }, label)));
     if (!maps.some(([value]) => value === this.map)) this.map = "tops";
     byId("map-choice").value = this.map;
+    byId("real-key").hidden = this.text.real === null;
     this.list();
     this.drawTimeline();
     this.drawMap();
@@ -180,7 +181,7 @@ class Stepper {
       const [kind, , symbol] = run.steps[t];
       if (kind === 0) stack.push([t, symbol]);
       else if (kind === 1) stack[stack.length - 1] = [stack[stack.length - 1][0], symbol];
-      else stack.pop();
+      else if (stack.length > 1) stack.pop(); // a superposition stack may be popped when it is empty
     }
     return stack;
   }
