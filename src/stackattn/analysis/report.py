@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import __version__
 from ..files import write_text
+from .folders import RunFolder
 from .real_stack import Agreement
 from .study import AGREEMENT_BATCHES, StudiedRun, Study
 
@@ -79,7 +80,7 @@ def page_data(study: Study) -> dict[str, Any]:
         tiles = _tiles(first)
     else:
         title = f"{len(runs)} runs in {study.folder.resolve().name}"
-        lede = "The best run of each model on each language has a string to step through."
+        lede = "The best run of each model that has a stack can be stepped through."
         tiles = _sweep_tiles(study)
     strings = f"{10 * AGREEMENT_BATCHES} strings of training lengths"
     return {
@@ -115,7 +116,7 @@ def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
         "label": run.label,
         "language": run.config.language.name,
         "symbols": [*run.language.symbols, "end"] if studied.strings else [],
-        "best": not study.single and studied in study.best,
+        "best": not study.single and run is best_on(study, run.config.language.name),
         "row": row,
         "curve": [[row["epoch"], round(row["cross_entropy_difference"], 5)] for row in finite],
         "test": _test_data(studied),
@@ -164,8 +165,18 @@ def _sweep_tiles(study: Study) -> list[list[str]]:
     finished = sum(studied.run.state != "not finished" for studied in study.runs)
     tiles = [["Runs", str(len(study.runs)), f"{finished} finished"]]
     for language in dict.fromkeys(studied.run.config.language.name for studied in study.best):
-        of = [studied.run for studied in study.best if studied.run.config.language.name == language]
-        best = min(of, key=lambda run: run.best["cross_entropy_difference"])  # pyright: ignore
-        difference = f"{best.best['cross_entropy_difference']:.4f}"  # pyright: ignore
-        tiles.append([f"Best on {language.replace('-', ' ')}", difference, f"{best.label}, nats above the language"])
+        run = best_on(study, language)
+        if run is not None and run.best is not None:
+            difference = f"{run.best['cross_entropy_difference']:.4f}"
+            tiles.append([f"Best on {language.replace('-', ' ')}", difference, f"{run.label}, nats above the language"])
     return tiles
+
+
+def best_on(study: Study, language: str) -> RunFolder | None:
+    """The run with the lowest cross-entropy difference on a language."""
+    of = [
+        (s.run.best["cross_entropy_difference"], s.run)
+        for s in study.best
+        if s.run.best and s.run.config.language.name == language
+    ]
+    return min(of, key=lambda pair: pair[0])[1] if of else None

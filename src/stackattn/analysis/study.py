@@ -18,6 +18,7 @@ from .traces import watch_stacks
 
 AGREEMENT_BATCHES = 10  # of ten strings of one length each
 TEST_STRINGS = 20  # of each length, where a run has no test.json
+FEW = 4  # models that can be looked at in full; of more than that, only what is quick and small
 
 
 @dataclass
@@ -58,7 +59,7 @@ def study(
 
     Args:
         texts, samples:
-            The strings to step through: see `choose_strings`. Of several runs, each best one gets one string.
+            The strings to step through: see `choose_strings`. Where there are many models, each gets the first one.
         seed:
             Of sampled strings and runs.
         stack:
@@ -69,18 +70,18 @@ def study(
     folder = Path(folder)
     found = [StudiedRun(run) for run in find_runs(folder)]
     runs = [studied.run for studied in found]
-    best = [studied for studied in found if studied.run in best_of_each(runs)]
+    chosen = best_of_each(runs)
+    best = [studied for studied in found if studied.run in chosen]
+    few = len(best) <= FEW
     for studied in best:
         run = studied.run
         report(f"{run.label} on {run.language.name}: {run.name}")
         studied.parameters = sum(x.numel() for x in run.model.parameters())
-        studied.test = run.test(TEST_STRINGS) if len(runs) == 1 else run.saved_test()
+        studied.test = run.test(TEST_STRINGS) if few else run.saved_test()
         lengths = run.config.language.lengths
-        studied.chosen = choose_strings(run.language, lengths, texts, samples, seed)
-        if len(runs) > 1:
-            studied.chosen = studied.chosen[:1]
+        studied.chosen = choose_strings(run.language, lengths, texts, samples, seed)[: None if few else 1]
         for string in studied.chosen:
-            one = describe_string(run.model, run.language, lengths, string, seed=seed, split=len(runs) == 1)
+            one = describe_string(run.model, run.language, lengths, string, seed=seed, split=few)
             one["stacks"] = one["stacks"] if stack is None else one["stacks"][_index(stack, len(one["stacks"]))]
             studied.strings.append(one)
         studied.agreement = measure_agreement(run, seed)

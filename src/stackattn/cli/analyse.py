@@ -78,21 +78,21 @@ def show(study: Study) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    table = Table("run", "model", "stack", "difference", "real top", "only pushes")
+    measured = any(studied.agreement for studied in study.best)
+    table = Table("run", "model", "stack", "difference", *(["real top", "only pushes"] if measured else []))
     table.columns[0].overflow = "fold"
     for studied in study.best:
         run, best = studied.run, studied.run.best
         assert best is not None
         names = [stack["name"] for stack in studied.strings[0]["stacks"]] if studied.strings else []
         for name in names or ["none"]:
-            found = studied.agreement.get(name)
-            shares = ("", "") if found is None else (f"{found.share:.1%}", f"{found.only_pushes / found.steps:.1%}")
-            difference = f"{best['cross_entropy_difference']:.4f}"
-            table.add_row(run.name, run.label, name, difference, *shares)
+            row = [run.name, run.label, name, f"{best['cross_entropy_difference']:.4f}"]
+            if measured and (found := studied.agreement.get(name)):
+                row += [f"{found.share:.1%}", f"{found.only_pushes / found.steps:.1%}"]
+            table.add_row(*row)
     if study.best:
-        console.print(table, markup=False)
-    if any(studied.agreement for studied in study.best):
+        Console(highlight=False).print(table, markup=False)
+    if measured:
         print("real top: share of steps at which the most weighted token is the one a real stack would have on top")
     if missing := [studied.run.name for studied in study.runs if not studied.run.has_model]:
-        print(f"without a best model yet, so only in the table of runs: {', '.join(missing)}")
+        print(f"without a best model yet, so only in the report's table of runs: {', '.join(missing)}")

@@ -31,15 +31,25 @@ function ticks(low, high, count) {
   return found;
 }
 
-// Models keep their look wherever they appear: the colour is by the kind of stack, the dash by the controller.
+// Models keep their look wherever they appear: colour and width are by the kind of stack, the dash by the controller.
 function lookOf(label) {
-  const colour = label.endsWith("Nd") ? "var(--accent)" : label.endsWith("Sup") ? "var(--second)" : "var(--quiet)";
-  return { stroke: colour, "stroke-width": label.endsWith("Nd") ? 2.4 : 1.8, "stroke-dasharray": label.startsWith("LSTM") ? "6 4" : "none" };
+  const [stroke, width] = label.endsWith("Nd") ? ["var(--accent)", 2.6] : label.endsWith("Sup") ? ["var(--second)", 2] : ["var(--third)", 1.5];
+  return { stroke, "stroke-width": width, "stroke-dasharray": label.startsWith("LSTM") ? "6 4" : "none" };
 }
 
-// series: [{label, look, points: [[x, y], ...]}]; a look is a set of SVG attributes
+// Labels at the ends of lines, moved apart where they would overlap: [{x, y, label, colour}, ...]
+function endLabels(svg, ends, lowest) {
+  const height = 13;
+  ends.sort((a, b) => a.y - b.y);
+  ends.forEach((end, i) => { if (i) end.y = Math.max(end.y, ends[i - 1].y + height); });
+  ends.reverse().forEach((end, i) => { end.y = Math.min(end.y, i ? ends[i - 1].y - height : lowest); });
+  for (const { x, y, label, colour } of ends) svg.append(draw("text", { x: x + 6, y: y + 4, style: `fill: ${colour}` }, label));
+}
+
+// series: [{name, label, look, points: [[x, y], ...], reference}]; a look is a set of SVG attributes, a label says more
+// than a name. Few lines are named at their ends, many lines and those for reference in a legend.
 function lineChart(title, series, { xName, yName, zero = true, marker = null }) {
-  const width = 480, height = 270, left = 50, right = 12, top = 10, bottom = 40;
+  const width = 480, height = 270, left = 50, right = 62, top = 10, bottom = 40;
   const points = series.flatMap((one) => one.points);
   const xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
   let [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
@@ -72,8 +82,13 @@ function lineChart(title, series, { xName, yName, zero = true, marker = null }) 
     const path = of.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
     svg.append(draw("path", { d: path, fill: "none", "stroke-linejoin": "round", ...look }, draw("title", {}, label)));
   }
+  const named = series.length <= 8 ? series.filter((one) => !one.reference) : [];
+  endLabels(svg, named.map((one) => {
+    const [a, b] = one.points[one.points.length - 1];
+    return { x: x(a), y: y(b), label: one.name, colour: one.look.stroke };
+  }), height - bottom - 6);
   const legend = make("ul", { class: "legend" });
-  const shown = new Map(series.map((one) => [one.legend ?? one.label, one.look]));
+  const shown = new Map(series.filter((one) => !named.includes(one)).map((one) => [one.name, one.look]));
   for (const [label, look] of shown) {
     const sample = draw("svg", { width: 26, height: 10, "aria-hidden": "true" }, draw("line", { x1: 0, x2: 26, y1: 5, y2: 5, ...look }));
     legend.append(make("li", {}, sample, label));

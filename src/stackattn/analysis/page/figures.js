@@ -51,7 +51,7 @@ function timeline(box, text, trace, go) {
 
 function attentionMap(box, text, rows, bottom, withoutBottom, go) {
   const n = text.tokens.length, columns = withoutBottom ? text.tokens : [bottom, ...text.tokens];
-  const cell = Math.max(9, Math.min(22, Math.floor(560 / columns.length))), left = 40, top = 26;
+  const cell = Math.max(10, Math.min(22, Math.floor(560 / columns.length))), left = 40, top = 26;
   const width = left + columns.length * cell + 4, height = top + n * cell + 4;
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Weight of each past token at each step" });
   const size = Math.min(12, cell - 1);

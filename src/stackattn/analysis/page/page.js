@@ -1,6 +1,7 @@
 // The page: figures at a glance, curves, results by length, the table of runs; and the stepper.
 
 const data = JSON.parse(byId("data").textContent);
+const reference = (name, dash, points) => ({ name, label: name, reference: true, look: { stroke: "var(--ink)", "stroke-width": 1, "stroke-dasharray": dash }, points });
 const plain = (name) => name.replaceAll("-", " ");
 
 byId("lede").textContent = data.lede;
@@ -12,16 +13,16 @@ for (const language of languages) {
   const runs = data.runs.filter((run) => run.language === language);
   const curves = runs.filter((run) => run.curve.length);
   if (curves.length) {
-    const series = curves.map((run) => ({ label: `${run.label}, ${run.name}`, legend: run.label, look: lookOf(run.label), points: run.curve }));
+    const series = curves.map((run) => ({ name: run.label, label: `${run.label}, ${run.name}`, look: lookOf(run.label), points: run.curve }));
     byId("curve-charts").append(lineChart(plain(language), series, { xName: "epoch", yName: "nats above the language" }));
   }
   const tested = runs.filter((run) => run.test);
   if (tested.length) {
     const { entropy, perfect } = tested[0].test;
     const series = [
-      { label: "the language’s entropy", look: { stroke: "var(--ink)", "stroke-width": 1.2 }, points: entropy },
-      { label: "perfect", look: { stroke: "var(--ink)", "stroke-width": 1.2, "stroke-dasharray": "2 3" }, points: perfect },
-      ...tested.map((run) => ({ label: run.label, look: lookOf(run.label), points: run.test.model })),
+      reference("the language’s entropy", "none", entropy),
+      reference("perfect", "2 3", perfect),
+      ...tested.map((run) => ({ name: run.label, label: `${run.label}, ${run.name}`, look: lookOf(run.label), points: run.test.model })),
     ].filter((one) => one.points.length);
     const options = { xName: "length", yName: "nats per symbol", zero: false, marker: tested[0].test.longest };
     byId("length-charts").append(lineChart(plain(language), series, options));
