@@ -86,7 +86,7 @@ class Stepper {
   // What changes with the string or the stack.
   show() {
     const { tokens } = this.text;
-    this.step = Math.floor(this.last / 2); // something is on the stack there
+    this.step = this.trace.heights.indexOf(Math.max(...this.trace.heights)); // there is most to be seen
     this.chosen = 0;
     byId("slider").max = this.last;
     byId("tape").replaceChildren(...tokens.map((token, t) => {
