@@ -98,20 +98,18 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
 
     axes = figure.subplots(Q, S, squeeze=False, sharex=True, sharey=True)
     image = None
+    places = -1.5, T - 0.5, T - 0.5, -0.5  # the bottom is at -1, and every other column at the step that pushed it
     for q in range(Q):
         for s in range(S):
-            image = axes[q][s].imshow(
-                weights[:, :, q, s].double().numpy(),
-                cmap="Greys",
-                norm=PowerNorm(0.5, 0.0, 1.0),
-                interpolation="nearest",
-            )
+            part = weights[:, :, q, s].double().numpy()
+            norm = PowerNorm(0.5, 0.0, 1.0)
+            image = axes[q][s].imshow(part, cmap="Greys", norm=norm, interpolation="nearest", extent=places)
             axes[q][s].tick_params(labelsize=7, length=2)
             if q == 0:
                 axes[q][s].set_title(f"symbol {s}" + (" (⊥)" if s == 0 else ""), fontsize=8)
         axes[q][0].set_ylabel(f"state {q}\nstep", fontsize=8)
     for axis in axes[-1]:
-        axis.set_xlabel("pushed at step - 1", fontsize=8)
+        axis.set_xlabel("pushed at step", fontsize=8)
     bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", shrink=0.6, aspect=24)
     bar.set_label("weight", fontsize=8)
     bar.ax.tick_params(labelsize=7, length=2)
