@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +19,7 @@ from .contents import nondeterministic_contents, superposition_contents
 
 
 @dataclass(frozen=True)
-class StackTrace:
+class StackTrace(ABC):
     """What one stack did on a batch of B sequences, in T steps. Numbers are float64, on the CPU."""
 
     name: str
@@ -28,34 +30,34 @@ class StackTrace:
     BOTTOM: ClassVar[str] = "∅"
     """How column 0 of the weights is called: the empty stack, or a bottom that is never popped."""
 
+    @abstractmethod
     def tops(self) -> Tensor:
         """(B, T, T + 1): the weight of each element to be on top after a step. Column 0 is the bottom, or of a
         superposition stack the share that is empty; column i + 1 is what step i pushed. Each row sums to 1."""
-        raise NotImplementedError
 
+    @abstractmethod
     def actions(self) -> Tensor:
         """(B, T, 3): how much of each step was a push, a replace (of a superposition stack: a no-op) and a pop."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contents(self) -> Tensor:
         """(B, T, T): how likely what step i pushed is on the stack after step t, on top or below."""
-        raise NotImplementedError
 
     def heights(self) -> Tensor:
         """(B, T): the expected number of elements on the stack, not counting the bottom. Exact."""
         return self.contents().sum(-1)
 
+    @abstractmethod
     def log_totals(self) -> Tensor:
         """(B,): the log of the weight of all runs together, beside which that of a single run may be seen."""
-        raise NotImplementedError
 
+    @abstractmethod
     def best_runs(self) -> list[Run]:
         """The run of the largest weight of each sequence."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[Run]]:
         """Runs of each sequence, drawn in proportion to their weights."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class NondeterministicTrace(StackTrace):
     def actions(self) -> Tensor:
         """Of all runs that end with a step, the share whose last move is of each kind."""
         push, replace, _ = self.transitions
-        alpha = self._alpha()
+        alpha = self._alpha
         before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
         pushed, replaced = ((log_sum(before + x, (2, 3, 4, 5)) - total).exp() for x in (push, replace))
         popped = (1 - pushed - replaced).clamp(min=0)  # a pop is weighed by all the ways to push what it takes away
@@ -116,8 +118,9 @@ class NondeterministicTrace(StackTrace):
         return nondeterministic_contents(*self.transitions)
 
     def log_totals(self) -> Tensor:
-        return log_sum(self._alpha()[:, -1], (1, 2))
+        return log_sum(self._alpha[:, -1], (1, 2))
 
+    @cached_property
     def _alpha(self) -> Tensor:
         """(B, T + 1, Q, S): the log of the weight of all runs up to each time, by where they end."""
         return log_chart(*self.transitions, log_sum).alpha
