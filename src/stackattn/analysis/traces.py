@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..models.lstm import LSTMLM, _SuperpositionStack
-from ..nn import NondeterministicStackAttention, SuperpositionStackAttention
+from ..models.lstm import LSTMLM
+from ..nn import Nondeterministic, NondeterministicStackAttention, SuperpositionStackAttention, parse_layers
 from ..ops import Operation, Run, best_runs, nondeterministic_weights, sample_runs, superposition_weights
 from ..ops.log_chart import log_chart, log_sum
 from .contents import nondeterministic_contents, superposition_contents
@@ -185,9 +185,10 @@ def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
     finally:
         hook.remove()
     logits = _exact(torch.stack(rows, dim=1))  # (B, T, actions)
-    if isinstance(model.stack, _SuperpositionStack):
+    (spec,) = parse_layers(model.config.stack or "")
+    if not isinstance(spec, Nondeterministic):
         return [_trace("the LSTM's stack", 1, [logits.softmax(-1)])]
-    Q, S = model.stack.Q, model.stack.S
+    Q, S = spec.num_states, spec.num_symbols
     push, replace, pop = logits.unflatten(-1, (Q, S, -1)).split((Q * S, Q * S, Q), dim=-1)
     return [_trace("the LSTM's stack", 1, [push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop])]
 
