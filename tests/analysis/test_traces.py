@@ -151,11 +151,13 @@ def test_watching_an_lstm(stack):
     (trace,) = watch_stacks(model, tokens)
     assert trace.first == 1
     assert trace.tops().shape == (2, 4, 5)  # BOS is not read
-    values = []
-    model.stack.to_value.register_forward_hook(lambda _, __, output: values.append(output.sigmoid()))
     with torch.no_grad():
-        _, state = model.extend(torch.cat([tokens, tokens[:, :1]], 1), model.initial_state(2))
-    pushed = torch.stack(values, dim=1).double()  # (B, T, m)
+        values, state = [], model.initial_state(2)
+        for t in range(5):
+            _, state = model.extend(tokens[:, t : t + 1], state)
+            values.append(model.stack.to_value(state.hidden).sigmoid())
+        _, state = model.extend(tokens[:, :1], state)  # one more token, whichever: then the last action is taken
+    pushed = torch.stack(values[1:], dim=1).double()  # (B, T, m)
     if isinstance(trace, SuperpositionTrace):
         reading = trace.tops()[:, -1, 1:].unsqueeze(1) @ pushed
     else:

@@ -174,16 +174,15 @@ def _watch_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
 
 
 def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
-    """The actions are read off the map from the hidden state. A hidden state acts when the next token is read, so one
-    more token is given, whichever: the last token's action is what it would be if the string went on."""
+    """Step by step, as the stack's reading is part of the next input. The action of a token is what its hidden state
+    says, also of the last one, whose action the model itself never takes."""
     if model.stack is None or tokens.shape[1] < 2:
         return []
-    rows: list[Any] = []
-    hook = model.stack.to_actions.register_forward_hook(lambda _, __, output: rows.append(output))
-    try:
-        model(torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], dim=1))
-    finally:
-        hook.remove()
+    state, rows = model.initial_state(len(tokens)), []
+    for t in range(tokens.shape[1]):
+        _, state = model.extend(tokens[:, t : t + 1], state)
+        rows.append(model.stack.to_actions(state.hidden))
+    rows = rows[1:]  # BOS is not read
     logits = _exact(torch.stack(rows, dim=1))  # (B, T, actions)
     (spec,) = parse_layers(model.config.stack or "")
     if not isinstance(spec, Nondeterministic):
