@@ -110,10 +110,10 @@ def test_reproduce_figure_2(tmp_path, capsys):
     configs.mkdir(parents=True)
     (configs / "tf.yaml").write_text(json.dumps(TINY))
     out = tmp_path / "out"
-    command = ["reproduce", "figure-2", "--tasks", "marked-reversal", "--models", "tf", "--test", "2"]
+    command = ["reproduce", "figure-2", "--tasks", "marked-reversal", "--models", "tf"]
     command += ["--configs", str(tmp_path / "configs"), "--out", str(out), "--processes", "2"]
     assert main([*command, "--restarts", "2", "--budget", "0"]) == 1
-    assert "no runs to draw yet" in capsys.readouterr().err
+    assert f"there are no runs in {out} yet" in capsys.readouterr().err
     assert main([*command, "--restarts", "2"]) == 0
     printed = capsys.readouterr().out
     assert "0 of 2 runs are finished" in printed

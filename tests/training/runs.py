@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from stackattn.training import Run
-from stackattn.training.cfl import CFLConfig, run_experiment
+from stackattn.training import Run, run_experiment
+from stackattn.training.cfl import CFLConfig
 from stackattn.training.config import from_values
 
 LANGUAGE = {
@@ -39,7 +39,8 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     """All that a run has to repeat: metrics and result without the time, and the numbers of the best model."""
     run = Run(folder)
     result = run.result()
-    metrics = [{k: v for k, v in row.items() if k != "seconds"} for row in [*run.metrics(), result["best"]]]
+    times = ("seconds", "train_seconds", "memory")
+    metrics = [{k: v for k, v in row.items() if k not in times} for row in [*run.metrics(), result["best"]]]
     model = {k: v.tolist() for k, v in load_file(folder / "best/model.safetensors").items()}
     return metrics, result["stopped"], result["evaluations"], model
 

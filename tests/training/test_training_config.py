@@ -1,13 +1,16 @@
 """Configurations: what is refused, with file, line and the key that was meant; and all that are shipped."""
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stackattn.models.paper import ARCHITECTURES, COUNTS
 from stackattn.training import ConfigError, load_config
-from stackattn.training.cfl import CFLConfig, LSTMOptions, TransformerOptions, build_model
+from stackattn.training.architectures import LSTMOptions, TransformerOptions
+from stackattn.training.cfl import CFLConfig, LanguageOptions, build_model
 from stackattn.training.config import from_values, to_values
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -126,3 +129,16 @@ def test_shipped_configs_are_the_papers(task, architecture, count):
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("*.yaml")), ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_shipped_config_loads(path):
     load_config(CFLConfig, path)
+
+
+def test_the_grammar_of_a_file_is_part_of_the_configuration(tmp_path):
+    path = tmp_path / "pairs.grammar"
+    path.write_text("S -> 'a' S 'b' [0.5] | 'a' 'b' [0.5]")
+    options = LanguageOptions(str(path))
+    assert options.grammar == path.read_text()
+    path.unlink()
+    assert from_values(LanguageOptions, to_values(options)).make().log_prob("a b") == pytest.approx(math.log(0.5))
+    with pytest.raises(FileNotFoundError):
+        LanguageOptions(str(path))
+    with pytest.raises(ValueError, match="a grammar file has none"):
+        replace(options, parameters={"k": 3}).make()

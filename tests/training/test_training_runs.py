@@ -18,8 +18,8 @@ import torch
 from runs import MODELS, outcome, processes, tiny, train_in_process
 
 from stackattn.models import TransformerLM, TransformerLMConfig
-from stackattn.training import ConfigError, Run, RunError
-from stackattn.training.cfl import CFLTask, run_experiment
+from stackattn.training import ConfigError, Run, RunError, loop, run_experiment
+from stackattn.training.cfl import CFLTask
 
 
 class Watcher:
@@ -175,7 +175,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path, capsys):
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopped; --resume goes on from the last evaluation\n"
+    assert errors == "stopped; --resume goes on from the last checkpoint\n"
     assert "epoch   1  loss" in printed
     assert 2 <= len(Run(tmp_path / "run").metrics()) < 30
     assert main([*command, str(tmp_path / "run"), "--resume"]) == 0
@@ -207,11 +207,36 @@ def test_a_lowered_learning_rate_stays_low(tmp_path):
         assert outcome(tmp_path / str(at)) == outcome(tmp_path / "whole")
 
 
-def test_a_deadline_ends_it_after_an_evaluation_and_it_can_go_on(tmp_path):
-    assert run_experiment(tiny(), tmp_path / "run", minutes=0)["stopped"] == "deadline"
-    assert lines(tmp_path / "run") == 1
-    run_experiment(tiny(), tmp_path / "run", resume=True)
-    run_experiment(tiny(), tmp_path / "whole")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_deadline_ends_it_after_a_batch_and_it_can_go_on(model, tmp_path):
+    config, stops = tiny(model, max_epochs=2), 0
+    while run_experiment(config, tmp_path / "run", minutes=0, resume=True)["stopped"] == "deadline":
+        stops += 1
+        assert json.loads((tmp_path / "run/last/state.json").read_text())["progress"]["examples"] == 4 * stops
+    assert stops == 12  # batches
+    run_experiment(config, tmp_path / "whole")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_where_evaluations_are_rare_there_are_checkpoints_between_them(tmp_path, monkeypatch):
+    config, batches = tiny(evaluate_every=30, max_epochs=2), []
+    run_experiment(config, tmp_path / "whole")
+    assert [row["examples"] for row in Run(tmp_path / "whole").metrics()] == [32, 48]  # and at the end
+
+    class Stop:
+        def batch(self, epoch, done, total, loss):
+            batches.append(loss)
+            if len(batches) == 4:
+                raise Killed
+
+        def evaluation(self, values, best):
+            pass
+
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
+    with pytest.raises(Killed):
+        run_experiment(config, tmp_path / "run", watcher=Stop())
+    run_experiment(config, tmp_path / "run", resume=True, watcher=Stop())
+    assert len(batches) == 4 + 12 - 3  # three were saved
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
@@ -369,9 +394,9 @@ def test_tied_models_have_checkpoints_too(tmp_path):
     model(torch.tensor([[0, 1]])).sum().backward()
     optimizer.step()
     (tmp_path / "last").mkdir()
-    Run(tmp_path).save_checkpoint(model, optimizer, {"metrics": 1})
+    Run(tmp_path).save_checkpoint(model, optimizer, {"progress": {"examples": 1}}, [torch.get_rng_state()])
     other, other_optimizer = make(1)
-    Run(tmp_path).load_checkpoint(other, other_optimizer, {"tensors": "00001.safetensors"})
+    Run(tmp_path).load_checkpoint(other, other_optimizer, {"tensors": "000000001.safetensors"})
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         for name, value in optimizer.state[a].items():

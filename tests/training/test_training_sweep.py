@@ -1,5 +1,6 @@
 """Sweeps: restarts that can be repeated, learning rates as the paper draws them, and taking up what was left."""
 
+import json
 import math
 import signal
 import time
@@ -8,7 +9,7 @@ from dataclasses import replace
 import pytest
 from runs import outcome, processes, tiny
 
-from stackattn.training import Run, sweep
+from stackattn.training import Run, run_experiment, sweep
 from stackattn.training.sweep import best_of, restart, run_all
 
 
@@ -124,3 +125,13 @@ def test_a_killed_sweep_leaves_no_processes_behind(tmp_path):
         pytest.fail("the runs go on")
     time.sleep(0.3)
     assert before == [len(Run(tmp_path / name).metrics()) for name in ("00", "01")]
+
+
+def test_a_run_of_before_a_key_was_there_has_its_default(tmp_path):
+    run_experiment(tiny(max_epochs=1), tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    del values["training"]["clip"]
+    path.write_text(json.dumps(values))
+    assert Run(tmp_path).differs(tiny(max_epochs=1)) is None
+    assert Run(tmp_path).differs(tiny(max_epochs=1, clip=1)) == "training.clip: 5.0, not 1.0"

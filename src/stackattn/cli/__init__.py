@@ -30,5 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         command = subparsers.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(execute=module.run)
+    if not argv:
+        parser.print_help()
+        return 0
     args = parser.parse_args(argv)
     return args.execute(args) or 0

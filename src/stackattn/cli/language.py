@@ -224,10 +224,9 @@ def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int])
 
 
 def _language(args: argparse.Namespace) -> Language:
-    from stackattn.languages import PCFG, TASKS, language
+    from stackattn.languages import PCFG, is_grammar_file, language
 
-    path = Path(args.language)
-    if args.language not in TASKS and (path.exists() or path.suffix or len(path.parts) > 1):  # a file, there or not
+    if is_grammar_file(args.language):
         if args.set:
             raise ValueError(f"--set {args.set[0]}: a grammar file has no parameters")
         return PCFG.from_file(args.language, strict=args.strict)

@@ -29,7 +29,7 @@ class Bar(Lines):
         super().__init__(name)
         self.progress, self.epochs = progress, epochs
         self.task = progress.add_task(name, total=None, speed="", figures="")
-        self.difference = ""
+        self.validation = ""
 
     def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
         speed = next(task.speed for task in self.progress.tasks if task.id == self.task)
@@ -38,13 +38,12 @@ class Bar(Lines):
             description=f"{self.name} epoch {epoch + 1}",
             completed=done + (epoch * total if self.epochs else 0),
             total=total * (self.epochs or 1),
-            figures=f"loss {loss:.3f}{self.difference}",
+            figures=f"loss {loss:.3f}{self.validation}",
             speed=f"{speed:.1f} batches/s" if speed else "",
         )
 
     def evaluation(self, values: dict[str, Any], best: bool) -> None:
-        if "cross_entropy_difference" in values:
-            self.difference = f"  difference {values['cross_entropy_difference']:.4f}"
+        self.validation = f"  {_headline(values)}"
         if self.epochs is None:
             super().evaluation(values, best)
             self.progress.reset(self.task, speed="", figures="")
@@ -89,16 +88,18 @@ class Watchers:
 
 
 def summary(values: dict[str, Any]) -> str:
-    parts = [f"epoch {values['epoch']:3d}", f"loss {values['train_loss']:.4f}"]
-    if "cross_entropy_difference" in values:
-        parts.append(f"difference {values['cross_entropy_difference']:.4f}")
-    else:
-        parts.append(f"score {values['score']:.4f}")
+    parts = [f"epoch {values['epoch']:3d}", f"loss {values['train_loss']:.4f}", _headline(values)]
     return "  ".join([*parts, f"lr {values['learning_rate']:.2g}", f"{values['seconds']:.0f} s"])
 
 
 def outcome(name: object, result: dict[str, Any]) -> str:
     """How a run ended, in a line."""
     best = result.get("best")
-    difference = f"  difference {best['cross_entropy_difference']:.4f} (epoch {best['epoch']})" if best else ""
-    return f"{name}: {result['stopped']}{difference}"
+    return f"{name}: {result['stopped']}" + (f"  {_headline(best)} (epoch {best['epoch']})" if best else "")
+
+
+def _headline(values: dict[str, Any]) -> str:
+    from ..training.experiment import headline
+
+    name, value = headline(values)
+    return f"{name} {value:.4f}"

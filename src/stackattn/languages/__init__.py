@@ -13,7 +13,16 @@ from .grammar import PCFG
 from .language import Entropy, Language
 from .notation import GrammarError, Rule
 from .parse import Parse, Tree
-from .tasks import TASKS, dyck, hardest_cfl, language, marked_reversal, padded_reversal, unmarked_reversal
+from .tasks import (
+    TASKS,
+    dyck,
+    hardest_cfl,
+    is_grammar_file,
+    language,
+    marked_reversal,
+    padded_reversal,
+    unmarked_reversal,
+)
 
 __all__ = [
     "PCFG",
@@ -29,6 +38,7 @@ __all__ = [
     "dyck",
     "evaluation_set",
     "hardest_cfl",
+    "is_grammar_file",
     "language",
     "marked_reversal",
     "padded_reversal",

@@ -10,6 +10,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from .companions import COMPANIONS
@@ -122,6 +123,12 @@ TASKS: dict[str, Callable[..., Language]] = {
     "hardest-cfl": hardest_cfl,
     **COMPANIONS,
 }
+
+
+def is_grammar_file(name: str) -> bool:
+    """Whether a language is meant to be read from a file, which may be missing."""
+    path = Path(name)
+    return name not in TASKS and (path.exists() or bool(path.suffix) or len(path.parts) > 1)
 
 
 def language(name: str, **parameters: Any) -> Language:

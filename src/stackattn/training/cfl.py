@@ -3,54 +3,31 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..languages import PCFG, Dataset, Language, evaluation_set, language, training_sets
-from ..models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
+from ..languages import PCFG, Dataset, Language, evaluation_set, is_grammar_file, language, training_sets
+from ..models import LSTMLM, TransformerLM
 from ..models.saving import load, save
-from .config import ConfigError, from_values, to_values
-from .loop import TrainingConfig, Watcher, train
-from .run import Run
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class TransformerOptions:
-    """A transformer: the sizes that do not follow from the language."""
-
-    kind: str = "transformer"
-    layers: str = "5"
-    d_model: int = 32
-    heads: int = 4
-    hidden_size: int | None = None
-    """Of the feed-forward networks; twice d_model if not given."""
-    dropout: float = 0.1
-    published: bool = False
-
-
-@dataclass(frozen=True)
-class LSTMOptions:
-    kind: str = "lstm"
-    hidden_size: int = 100
-    stack: str | None = None
-    published: bool = False
+from .architectures import ModelOptions, TransformerOptions, build_language_model
+from .experiment import config_of, in_section
+from .loop import TrainingConfig
 
 
 @dataclass(frozen=True)
 class LanguageOptions:
     name: str
     """One of the ready languages, or the path of a grammar file."""
+    grammar: str | None = None
+    """The text of the grammar file; read when it is not given, so that a run does not depend on the file."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Of a ready language, such as `variant: published`."""
     lengths: tuple[int, int] = (40, 80)
@@ -65,11 +42,15 @@ class LanguageOptions:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if not 0 <= self.lengths[0] <= self.lengths[1]:
             raise ValueError(f"lengths: expected the smallest and the largest one, got {list(self.lengths)}")
+        if self.grammar is None and is_grammar_file(self.name):
+            object.__setattr__(self, "grammar", Path(self.name).read_text(encoding="utf-8"))
 
     def make(self) -> Language:
-        if Path(self.name).suffix:
-            return PCFG.from_file(self.name)
-        return language(self.name, **self.parameters)
+        if self.grammar is None:
+            return language(self.name, **self.parameters)
+        if self.parameters:
+            raise ValueError(f"parameters: a grammar file has none, got {self.parameters}")
+        return PCFG.from_text(self.grammar, name=Path(self.name).stem, source=self.name)
 
 
 @dataclass(frozen=True)
@@ -77,19 +58,21 @@ class CFLConfig:
     """A model, a language and how to train the one on the other."""
 
     language: LanguageOptions
-    model: TransformerOptions | LSTMOptions = field(default_factory=TransformerOptions)
+    model: ModelOptions = field(default_factory=TransformerOptions)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def make(self) -> tuple[CFLTask, TransformerLM | LSTMLM]:
+        task = in_section("language", CFLTask, self)
+        return task, in_section("model", build_model, self, len(task.language.symbols))
+
+    def redraw(self, seed: int) -> CFLConfig:
+        return replace(self, language=replace(self.language, seed=seed))
 
 
 def build_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
     """Token ids: the symbols, then BOS in inputs and EOS in outputs, both with the same number."""
-    torch.manual_seed(config.training.init_seed)
-    size, options = alphabet_size + 1, config.model
-    if isinstance(options, LSTMOptions):
-        return LSTMLM(LSTMConfig(size, size, options.hidden_size, options.stack, published=options.published))
-    hidden_size = 2 * options.d_model if options.hidden_size is None else options.hidden_size
-    sizes = options.layers, options.d_model, options.heads, hidden_size, options.dropout
-    return TransformerLM(TransformerLMConfig(size, size, *sizes, published=options.published))
+    size = alphabet_size + 1
+    return build_language_model(config.model, size, size, config.training.init_seed)
 
 
 class CFLTask:
@@ -115,6 +98,9 @@ class CFLTask:
     def size(self, batch: Tensor) -> int:
         return len(batch)
 
+    def share(self, batch: Tensor, rank: int, count: int) -> Tensor:
+        return batch[rank::count]
+
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Summed over the symbols of a string, averaged over strings."""
         return negative_log_likelihood(model, batch, self._end).sum() / len(batch)
@@ -133,6 +119,9 @@ class CFLTask:
             "cross_entropy_difference": found - self.lower_bound,
         }
 
+    def save(self, model: nn.Module, folder: Path) -> None:
+        save(model, folder)
+
 
 def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else x * math.inf  # nan stays nan
@@ -140,6 +129,7 @@ def _exp(x: float) -> float:
 
 def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tensor:
     """(B, n) -> (B, n + 1): nats of each symbol and of the end, given what is before it."""
+    strings = strings.to(next(model.parameters(), strings).device)
     edge = strings.new_full((len(strings), 1), end)
     logits = model(torch.cat([edge, strings], dim=1))  # (B, n + 1, symbols and EOS)
     targets = torch.cat([strings, edge], dim=1)
@@ -191,39 +181,10 @@ def evaluate_by_length(
     return {"seed": seed, "per_length": per_length, "lengths": rows}
 
 
-def run_experiment(
-    config: CFLConfig,
-    folder: str | Path,
-    *,
-    resume: bool = False,
-    watcher: Watcher | None = None,
-    minutes: float | None = None,
-    tensorboard: bool = False,
+def evaluate_run(
+    folder: str | Path, lengths: tuple[int, int] | None = None, per_length: int = 100, seed: int = 0
 ) -> dict[str, Any]:
-    """Train what `config` says, in a run folder; returns the result."""
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    run = Run(folder, tensorboard)
-    run.check(to_values(config), resume)
-    task = _named("language", CFLTask, config)
-    model = _named("model", build_model, config, len(task.language.symbols))
-    best = run.folder / "best"
-    try:
-        state = run.start(to_values(config), resume)  # not before: what cannot be built leaves no folder
-        return train(model, task, config.training, run, lambda m: save(m, best), state, watcher, deadline)
-    finally:
-        run.close()
-
-
-def _named(section: str, make: Callable[..., T], *arguments: Any) -> T:
-    """What is wrong with a language or model is found out when it is made; say which section of the file it is in."""
-    try:
-        return make(*arguments)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{section}: {error}") from error
-
-
-def evaluate_run(folder: str | Path, lengths: tuple[int, int], per_length: int, seed: int) -> dict[str, Any]:
-    """`evaluate_by_length` of the best model of a run."""
-    run = Run(folder)
-    config = from_values(CFLConfig, run.config(), source=str(run.folder / "config.json"))
-    return evaluate_by_length(load(run.folder / "best"), config.language, lengths, per_length, seed)
+    """`evaluate_by_length` of the best model of a run: on its lengths and a quarter more, if they are not given."""
+    options = config_of(CFLConfig, folder).language
+    chosen = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
+    return evaluate_by_length(load(Path(folder) / "best"), options, chosen, per_length, seed)

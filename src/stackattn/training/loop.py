@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from .run import Run, RunError
+from .parallel import PRECISIONS, Processes, autocast
+from .run import Run, RunError, peak_memory
 from .schedule import EarlyStopping, Plateau
+
+CHECKPOINT_SECONDS = 300.0  # where evaluations are rare, no more than this is lost by a run that is killed
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class TrainingConfig:
     """How a model is trained. The defaults are the paper's for context-free languages."""
 
     learning_rate: float = 0.001
+    learning_rates: tuple[float, float] = (5e-4, 1e-2)
+    """The range that restarts draw theirs from."""
     max_epochs: int = 200
     clip: float = 5.0
     """Largest norm of the gradient of all parameters."""
@@ -27,12 +33,14 @@ class TrainingConfig:
     lr_patience: int = 5
     stop_patience: int = 10
     evaluate_every: int | None = None
-    """Examples between two evaluations; None: one at the end of each epoch."""
+    """Examples between two evaluations (and one at the very end); None: one at the end of each epoch."""
     published: bool = False
     """Count patience as the published code does, see `Plateau`."""
     init_seed: int = 0
     shuffle_seed: int = 0
     """For the order of the batches and for dropout."""
+    precision: str = "float32"
+    """`bfloat16` computes matrix products in it (autocast); parameters stay in float32."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "clip", "lr_factor"):
@@ -41,6 +49,10 @@ class TrainingConfig:
         for name in ("max_epochs", "lr_patience", "stop_patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {self.precision!r}")
+        if not 0 < self.learning_rates[0] <= self.learning_rates[1]:
+            raise ValueError(f"learning_rates: expected the smallest and the largest, got {list(self.learning_rates)}")
 
 
 class Task(Protocol):
@@ -54,10 +66,20 @@ class Task(Protocol):
         """Examples in a batch."""
         ...
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor: ...
+    def share(self, batch: Any, rank: int, count: int) -> Any:
+        """Every `count`-th example of a batch, beginning with number `rank`: what one of several processes computes."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The mean over the examples of a batch."""
+        ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Figures of the validation set. `score` decides: lower is better."""
+        ...
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the model and all that it needs to be used, such as a vocabulary, into a folder."""
         ...
 
 
@@ -69,125 +91,216 @@ class Watcher(Protocol):
     def evaluation(self, values: dict[str, Any], best: bool) -> None: ...
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    epoch: int = 0
+    batch: int = 0
+    """Batches done of this epoch."""
+    examples: int = 0
+    since_evaluation: int = 0
+    """Examples."""
+    loss_sum: float = 0.0
+    losses: int = 0
+    """Of the batches since the evaluation: sum and number."""
+    evaluations: int = 0
+    best: dict[str, Any] | None = None
+    seconds: float = 0.0
+    train_seconds: float = 0.0
+    """Without evaluations and checkpoints."""
+    stopped: str | None = None
+
+
 def train(
     model: nn.Module,
     task: Task,
     config: TrainingConfig,
     run: Run,
-    save_best: Callable[[nn.Module], object],
     state: dict[str, Any] | None = None,
     watcher: Watcher | None = None,
     deadline: float | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, Any]:
     """Train until it stops getting better, from the beginning or from a saved state. Returns the result.
 
-    `deadline` (a `time.monotonic()`) ends the run early, after the evaluation that follows it: such a run is not
-    finished, and can go on.
+    `deadline` (a `time.monotonic()`) ends the run early, after at least one batch: such a run is not finished, and can
+    go on.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    plateau = Plateau(config.lr_factor, config.lr_patience, config.published)
-    stopping = EarlyStopping(config.stop_patience)
-    progress = {
-        "epoch": 0,
-        "batch": 0,
-        "examples": 0,
-        "since_evaluation": 0,
-        "evaluations": 0,
-        "best": None,
-        "seconds": 0.0,
-        "stopped": None,
-    }
-    if state is not None:
-        run.load_checkpoint(model, optimizer, state)
-        plateau, stopping, progress = Plateau(**state["plateau"]), EarlyStopping(**state["stopping"]), state["progress"]
-        optimizer.param_groups[0]["lr"] = state["learning_rate"]
-    else:
-        torch.manual_seed(config.shuffle_seed)
-    began = time.monotonic() - progress["seconds"]
-    losses: list[float] = []
-    while progress["epoch"] < config.max_epochs and progress["stopped"] is None:
-        batches = task.epoch(torch.Generator().manual_seed(_seed(config.shuffle_seed, progress["epoch"])))
-        while progress["batch"] < len(batches):
-            batch = batches[progress["batch"]]
-            model.train()
-            optimizer.zero_grad(set_to_none=True)
-            loss = task.loss(model, batch)
-            value = loss.item()
-            if not math.isfinite(value):
-                where = f"epoch {progress['epoch'] + 1}, batch {progress['batch'] + 1}"
-                last = f"{run.folder / 'last'} has the checkpoint of evaluation {progress['evaluations']}"
-                good = last if progress["evaluations"] else "there is no checkpoint yet"
-                raise RunError(f"{run.folder}: the loss is {value} at {where}; {good}. A lower learning rate may help.")
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-            optimizer.step()
-            losses.append(value)
-            progress["batch"] += 1
-            progress["examples"] += task.size(batch)
-            progress["since_evaluation"] += task.size(batch)
-            if watcher is not None:
-                watcher.batch(progress["epoch"], progress["batch"], len(batches), value)
-            epoch_ends = progress["batch"] == len(batches)
-            every = config.evaluate_every
-            if not (epoch_ends if every is None else progress["since_evaluation"] >= every):
-                continue
-            progress["since_evaluation"] = progress["since_evaluation"] % every if every else 0
-            model.eval()
-            with torch.no_grad():
-                figures = task.evaluate(model)
-            rate = optimizer.param_groups[0]["lr"]
-            optimizer.param_groups[0]["lr"] = rate * plateau.update(figures["score"])
-            best = stopping.update(figures["score"])
-            progress["evaluations"] += 1
-            progress["seconds"] = time.monotonic() - began
-            values = {
-                "evaluation": progress["evaluations"],
-                "epoch": progress["epoch"] + 1,
-                "examples": progress["examples"],
-                "train_loss": sum(losses) / len(losses),
-                **figures,
-                "learning_rate": rate,
-                "seconds": round(progress["seconds"], 2),
-            }
-            losses = []
-            if best:
-                progress["best"] = values
-            if not math.isfinite(figures["score"]):
-                progress["stopped"] = "the validation score is not finite"
-            elif stopping.done:
-                progress["stopped"] = "no improvement"
-            after = dict(progress)
-            if epoch_ends:
-                after.update(epoch=progress["epoch"] + 1, batch=0)
-            state = {
-                "plateau": asdict(plateau),
-                "stopping": asdict(stopping),
-                "progress": after,
-                "learning_rate": optimizer.param_groups[0]["lr"],
-                "metrics": progress["evaluations"],
-            }
-            with run.writing():
+    training = _Training(model, task, config, run, watcher, processes or Processes())
+    training.restore(state)
+    return training.go(math.inf if deadline is None else deadline)
+
+
+class _Training:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainingConfig,
+        run: Run,
+        watcher: Watcher | None,
+        processes: Processes,
+    ):
+        self.model, self.task, self.config, self.run, self.processes = model, task, config, run, processes
+        self.watcher = watcher if processes.first else None
+        self.parallel = processes.wrap(model)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+        self.plateau = Plateau(config.lr_factor, config.lr_patience, config.published)
+        self.stopping = EarlyStopping(config.stop_patience)
+        self.progress = Progress()
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        rank = self.processes.rank
+        torch.manual_seed((self.config.shuffle_seed + rank * 1_000_000_007) % 2**63)  # dropout differs by process
+        if state is not None:
+            self.plateau, self.stopping = Plateau(**state["plateau"]), EarlyStopping(**state["stopping"])
+            self.progress = Progress(**state["progress"])
+            self.run.load_checkpoint(self.model, self.optimizer, state, rank)
+            self.rate = state["learning_rate"]
+        self.began = time.monotonic() - self.progress.seconds
+        self.saved = time.monotonic()
+
+    @property
+    def rate(self) -> float:
+        return self.optimizer.param_groups[0]["lr"]
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = rate
+
+    def go(self, deadline: float) -> dict[str, Any]:
+        config = self.config
+        while self.progress.epoch < config.max_epochs and self.progress.stopped is None:
+            order = torch.Generator().manual_seed(_seed(config.shuffle_seed, self.progress.epoch))
+            batches = self.task.epoch(order)
+            while self.progress.batch < len(batches):
+                now = time.monotonic()
+                # clocks differ between processes: what follows from them is decided together
+                late, due = self.processes.mean(now > deadline, now - self.saved > CHECKPOINT_SECONDS)
+                self._step(batches[self.progress.batch], len(batches))
+                epoch_ends = self.progress.batch == len(batches)
+                ends = epoch_ends and self.progress.epoch + 1 == config.max_epochs
+                every = config.evaluate_every
+                if ends or (epoch_ends if every is None else self.progress.since_evaluation >= every):
+                    self._evaluate(epoch_ends)
+                    if self.progress.stopped is not None:
+                        break
+                elif late or due:
+                    self._checkpoint(epoch_ends)
+                if late:
+                    return {"stopped": "deadline", "best": self.progress.best, "evaluations": self.progress.evaluations}
+            self._advance(epoch=self.progress.epoch + 1, batch=0)
+        result = {
+            "stopped": self.progress.stopped or "max_epochs",
+            "evaluations": self.progress.evaluations,
+            "best": self.progress.best,
+            "seconds": round(self.progress.seconds, 2),
+        }
+        if self.processes.first:
+            with self.run.writing():
+                self.run.finish(result)
+        return result
+
+    def _advance(self, **changes: Any) -> None:
+        self.progress = replace(self.progress, **changes)
+
+    def _step(self, batch: Any, batches: int) -> None:
+        """One step of the optimiser."""
+        started, processes, size = time.monotonic(), self.processes, self.task.size(batch)
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(batch, size)
+        value = processes.mean(loss.item())[0]
+        if not math.isfinite(value):
+            raise RunError(self._not_finite(value))
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self.optimizer.step()
+        old = self.progress
+        self._advance(
+            batch=old.batch + 1,
+            examples=old.examples + size,
+            since_evaluation=old.since_evaluation + size,
+            loss_sum=old.loss_sum + value,
+            losses=old.losses + 1,
+            train_seconds=old.train_seconds + time.monotonic() - started,
+        )
+        if self.watcher is not None:
+            self.watcher.batch(old.epoch, old.batch + 1, batches, value)
+
+    def _loss(self, batch: Any, size: int) -> Tensor:
+        """Of this process's share, weighted so that the mean over processes is the loss of the batch."""
+        rank, count = self.processes.rank, self.processes.count
+        with autocast(self.processes.device, self.config.precision):
+            if count == 1:
+                return self.task.loss(self.parallel, batch)
+            if rank >= size:  # nothing to do, but the gradients of all are added up
+                return 0 * self.task.loss(self.parallel, self.task.share(batch, 0, size))
+            share = self.task.share(batch, rank, count)
+            return self.task.loss(self.parallel, share) * (self.task.size(share) * count / size)
+
+    def _evaluate(self, epoch_ends: bool) -> None:
+        figures = None
+        if self.processes.first:
+            self.model.eval()
+            with torch.no_grad(), autocast(self.processes.device, self.config.precision):
+                figures = self.task.evaluate(self.model)
+        figures = self.processes.from_first(figures)
+        rate, old, every = self.rate, self.progress, self.config.evaluate_every
+        self.rate = rate * self.plateau.update(figures["score"])
+        best = self.stopping.update(figures["score"])
+        values = {
+            "evaluation": old.evaluations + 1,
+            "epoch": old.epoch + 1,
+            "examples": old.examples,
+            "train_loss": old.loss_sum / old.losses,
+            **figures,
+            "learning_rate": rate,
+            "seconds": round(time.monotonic() - self.began, 2),
+            "train_seconds": round(old.train_seconds, 2),
+            "memory": peak_memory(),
+        }
+        stopped = "no improvement" if self.stopping.done else None
+        self._advance(
+            since_evaluation=old.since_evaluation % every if every else 0,
+            loss_sum=0.0,
+            losses=0,
+            evaluations=old.evaluations + 1,
+            best=values if best else old.best,
+            stopped=stopped if math.isfinite(figures["score"]) else "the validation score is not finite",
+        )
+        if self.processes.first:
+            with self.run.writing():
                 if best:
-                    save_best(model)
-                run.log(values)
-                run.save_checkpoint(model, optimizer, state)
-            if watcher is not None:
-                watcher.evaluation(values, best)
-            if progress["stopped"] is not None:
-                break
-            if deadline is not None and time.monotonic() > deadline:
-                return {"stopped": "deadline", "best": progress["best"], "evaluations": progress["evaluations"]}
-        progress["epoch"] += 1
-        progress["batch"] = 0
-    result = {
-        "stopped": progress["stopped"] or "max_epochs",
-        "evaluations": progress["evaluations"],
-        "best": progress["best"],
-        "seconds": round(progress["seconds"], 2),
-    }
-    with run.writing():
-        run.finish(result)
-    return result
+                    self.task.save(self.model, self.run.folder / "best")
+                self.run.log(values)
+        self._checkpoint(epoch_ends)
+        if self.watcher is not None:
+            self.watcher.evaluation(values, best)
+
+    def _checkpoint(self, epoch_ends: bool) -> None:
+        self._advance(seconds=time.monotonic() - self.began)
+        after = replace(self.progress, epoch=self.progress.epoch + 1, batch=0) if epoch_ends else self.progress
+        state = {
+            "plateau": asdict(self.plateau),
+            "stopping": asdict(self.stopping),
+            "progress": asdict(after),
+            "learning_rate": self.rate,
+            "metrics": self.progress.evaluations,
+        }
+        random_states = self.processes.random_states()
+        if self.processes.first:
+            with self.run.writing():
+                self.run.save_checkpoint(self.model, self.optimizer, state, random_states)
+        self.saved = time.monotonic()
+
+    def _not_finite(self, value: float) -> str:
+        at = self.progress
+        last = f"{self.run.folder / 'last'} has the checkpoint of evaluation {at.evaluations}"
+        good = last if at.evaluations else "there is no checkpoint yet"
+        where = f"epoch {at.epoch + 1}, batch {at.batch + 1}"
+        return f"{self.run.folder}: the loss is {value} at {where}; {good}. A lower learning rate may help."
 
 
 def _seed(seed: int, epoch: int) -> int:

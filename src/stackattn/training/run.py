@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..files import remove_partial, write_atomically, write_json, write_text
+from .config import from_values, to_values
 
 try:
     import fcntl
@@ -52,7 +53,7 @@ class Run:
     def finished(self) -> bool:
         return (self.folder / "result.json").exists()
 
-    def check(self, config: dict[str, Any], resume: bool) -> None:
+    def check(self, config: Any, resume: bool) -> None:
         """Whether this configuration may run here, before anything slow is done."""
         if self.finished:
             raise RunError(f"{self.folder}: this run is finished; choose another folder")
@@ -63,17 +64,17 @@ class Run:
         if there := self.differs(config):
             raise RunError(f"{self.folder}: the run there has another configuration ({there}); choose another folder")
 
-    def start(self, config: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-        """Make or enter the folder. Returns the state to go on from, or None at the beginning."""
+    def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
+        """Make or enter the folder. Returns the state to go on from (see `state`)."""
         self.check(config, resume)
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             remove_partial(self.folder)
             if not (self.folder / "config.json").exists():
-                write_json(self.folder / "config.json", config)
+                write_json(self.folder / "config.json", to_values(config))
             write_json(self.folder / "environment.json", environment())
-            state = self._read_state() if (self.folder / "last/state.json").exists() else None
+            state = self.state()
             lines = state["metrics"] if state else 0
             self._cut_metrics(lines)
             if self._tensorboard:
@@ -99,9 +100,10 @@ class Run:
                 f"{self.folder}: cannot write: {reason}; what was written before is whole, --resume goes on from it"
             ) from error
 
-    def differs(self, config: dict[str, Any]) -> str | None:
-        """The first key of this run's configuration that is another one there, and how."""
-        return _different(self.config(), config)
+    def differs(self, config: Any) -> str | None:
+        """The first key of this configuration, a dataclass, that is another one there, and how."""
+        there = from_values(type(config), self.config(), source=str(self.folder / "config.json"))  # with new keys too
+        return _different(to_values(there), to_values(config))
 
     def config(self) -> dict[str, Any]:
         return self._read("config.json")
@@ -116,6 +118,11 @@ class Run:
         lines = path.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines[:-1]]  # what has no newline behind it was never finished
 
+    def seconds(self) -> float:
+        """How long it has been running, over all the times that it was taken up."""
+        state = self.state()
+        return state["progress"]["seconds"] if state else 0.0
+
     def log(self, values: dict[str, Any]) -> None:
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
@@ -127,22 +134,33 @@ class Run:
                     self._scalars.add_scalar(name, value, values["evaluation"])
             self._scalars.flush()
 
-    def save_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """The state names its tensor files, so the one rename of state.json moves from one checkpoint to the next."""
+    def save_checkpoint(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+        random_states: Sequence[Tensor],
+    ) -> None:
+        """The state names its tensor file, so the one rename of state.json moves from one checkpoint to the next.
+
+        `random_states` are those of all processes that train the model.
+        """
         last = self.folder / "last"
         last.mkdir(exist_ok=True)
-        name = f"{state['metrics']:05d}.safetensors"
+        name = f"{state['progress']['examples']:09d}.safetensors"
         tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
         for i, values in optimizer.state_dict()["state"].items():
             tensors.update({f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in values.items()})
-        tensors["rng"] = torch.get_rng_state()
+        tensors.update({f"rng.{rank}": x for rank, x in enumerate(random_states)})
         _save(tensors, last / name)
         write_json(last / "state.json", {**state, "tensors": name})
         for old in last.glob("*.safetensors"):
             if old.name != name:
                 old.unlink()
 
-    def load_checkpoint(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def load_checkpoint(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], rank: int = 0
+    ) -> None:
         path = self.folder / "last" / state["tensors"]
         try:
             tensors = load_file(path)
@@ -154,7 +172,8 @@ class Run:
                     _, i, name = key.split(".")
                     saved["state"].setdefault(int(i), {})[name] = value
             optimizer.load_state_dict(saved)
-            torch.set_rng_state(tensors["rng"])
+            if f"rng.{rank}" in tensors or rank == 0:  # there may have been fewer processes
+                torch.set_rng_state(tensors[f"rng.{rank}"])
         except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
             raise RunError(_damaged(path, error)) from error
 
@@ -169,8 +188,11 @@ class Run:
             raise RunError(_damaged(self.folder / "last/state.json", reason))
         write_text(path, "".join(kept))
 
-    def _read_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any] | None:
+        """Of the last checkpoint, or None at the beginning."""
         path = self.folder / "last/state.json"
+        if not path.exists():
+            return None
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             missing = STATE - state.keys()
@@ -241,8 +263,21 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "processes": int(os.environ.get("WORLD_SIZE", 1)),
         "backends": backends(),
     }
+
+
+def peak_memory() -> int | None:
+    """The most memory this process has used so far, in bytes: on the GPU if there is one in use."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _processor() -> str:

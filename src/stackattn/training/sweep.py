@@ -16,27 +16,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from .cfl import CFLConfig, run_experiment
-from .config import to_values
+from .experiment import Experiment, headline, run_experiment
 from .loop import Watcher
 from .run import Run, RunError
 
-LEARNING_RATES = (5e-4, 1e-2)
+E = TypeVar("E", bound=Experiment)
 SHOWN_EVERY = 0.2  # seconds between two batches that a run reports
 
 
-def restart(config: CFLConfig, number: int, seed: int = 0) -> CFLConfig:
+def restart(config: E, number: int, seed: int = 0) -> E:
     """The configuration of one restart: a learning rate drawn log-uniformly, and seeds of its own."""
     generator = np.random.default_rng([seed, number])
-    low, high = map(math.log, LEARNING_RATES)
+    low, high = map(math.log, config.training.learning_rates)
     rate = math.exp(generator.uniform(low, high))
     data, init, shuffle = (int(x) for x in generator.integers(2**31, size=3))
     training = replace(config.training, learning_rate=rate, init_seed=init, shuffle_seed=shuffle)
-    return replace(config, language=replace(config.language, seed=data), training=training)
+    return cast(E, replace(cast(Any, config), training=training).redraw(data))
 
 
 def cores() -> int:
@@ -45,7 +44,7 @@ def cores() -> int:
 
 
 def run_all(
-    jobs: Sequence[tuple[Path, CFLConfig]],
+    jobs: Sequence[tuple[Path, Experiment]],
     processes: int | None = None,
     minutes: float | None = None,
     minutes_each: float | None = None,
@@ -54,7 +53,7 @@ def run_all(
 ) -> list[Path]:
     """Run every job that is not finished yet, one thread each, as many at once as there are cores.
 
-    `minutes` is the budget of all: what is under way then stops at its next evaluation, and goes on another time.
+    `minutes` is the budget of all: what is under way then stops, and goes on another time.
     `minutes_each` is the budget of a run, over all the times that it was taken up. A run that fails is reported like
     the others, with the reason as `stopped`, and does not keep the others from running. Returns the failed ones.
     """
@@ -63,7 +62,7 @@ def run_all(
     for folder, config in jobs:
         if not Run(folder).finished:
             waiting.append((folder, config))
-        elif there := Run(folder).differs(to_values(config)):
+        elif there := Run(folder).differs(config):
             failed.append(folder)
             report(folder, {"stopped": f"failed: the run there has another configuration ({there})"})
     processes = processes or cores()
@@ -125,7 +124,7 @@ class _Reporting:
         self.sender.send(("evaluation", (values, best)))
 
 
-def _run(sender: Sender, config: CFLConfig, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
+def _run(sender: Sender, config: Experiment, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
     """One run, in a process of its own."""
     import torch
 
@@ -135,8 +134,7 @@ def _run(sender: Sender, config: CFLConfig, folder: Path, deadline: float | None
     try:
         left = [] if deadline is None else [(deadline - time.time()) / 60]
         if minutes_each is not None:
-            metrics = Run(folder).metrics()
-            left.append(minutes_each - (metrics[-1]["seconds"] / 60 if metrics else 0))
+            left.append(minutes_each - Run(folder).seconds() / 60)
         result: dict[str, Any] = {"stopped": "budget"}
         if not left or min(left) > 0:
             minutes = min(left) if left else None
@@ -154,11 +152,11 @@ def _end_with_parent() -> None:
 
 
 def best_of(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]] | None:
-    """The run with the lowest cross-entropy difference, and the evaluation where it had it."""
+    """The run with the lowest headline figure (see `headline`), and the evaluation where it had it."""
     found = []
     for folder in folders:
         metrics = [values for values in Run(folder).metrics() if math.isfinite(values["score"])]
         if metrics:
             best = min(metrics, key=lambda values: values["score"])
-            found.append((best["cross_entropy_difference"], folder, best))
+            found.append((headline(best)[1], folder, best))
     return min(found, key=lambda item: item[0])[1:] if found else None

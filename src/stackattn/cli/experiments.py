@@ -1,0 +1,131 @@
+"""What the commands that train have in common: `train` and `sweep` by a configuration, and how errors are told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def add_training_arguments(commands: Any, configs: str) -> None:
+    """The actions `train` and `sweep`; `configs` is the folder where ready configurations are."""
+    train = commands.add_parser("train", help="train a model by a configuration file")
+    train.add_argument("--out", required=True, help="folder of the run")
+    train.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
+    train.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+    train.add_argument("--minutes", type=float, help="stop after so long; --resume goes on")
+    train.add_argument("--device", default="cpu", help="cpu, or cuda for GPUs (default: %(default)s)")
+    train.add_argument(
+        "--tensorboard", action="store_true", help="write scalars for TensorBoard too; needs stackattn[tensorboard]"
+    )
+    sweep = commands.add_parser("sweep", help="train from several random starts, each with its own learning rate")
+    sweep.add_argument("--out", required=True, help="folder of the runs; the same command goes on with what is there")
+    sweep.add_argument("--restarts", type=int, default=10, metavar="N", help="how many runs (default: %(default)s)")
+    sweep.add_argument("--seed", type=int, default=0, help="of learning rates and seeds (default: %(default)s)")
+    sweep.add_argument("--processes", type=int, help="runs at once, one thread each (default: one for each core)")
+    sweep.add_argument("--budget", type=float, metavar="MINUTES", help="stop after so long; the same command goes on")
+    for command in (train, sweep):
+        command.add_argument("config", nargs="?", help=f"a YAML file, such as those in {configs}; or --set it all")
+        add_set_argument(command)
+
+
+def add_set_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the configuration: training.learning_rate=0.01",
+    )
+
+
+def run_action(command: str, args: argparse.Namespace, actions: dict[str, Callable[[argparse.Namespace], int]]) -> int:
+    """Run one action of a command; what is wrong with its input becomes a line, not a traceback."""
+    try:
+        import torch
+
+        from ..training import RunError
+
+        if getattr(args, "threads", None):
+            torch.set_num_threads(args.threads)
+        try:
+            return actions[args.action](args)
+        except (ValueError, RunError, OSError) as error:
+            print(f"stackattn {command} {args.action}: {error}", file=sys.stderr)
+            return 2
+    except KeyboardInterrupt:
+        again = {"train": "; --resume goes on from the last checkpoint", "sweep": "; the same command goes on"}
+        print(f"stopped{again.get(args.action, '')}", file=sys.stderr)
+        return 130
+
+
+def read_config(cls: type, args: argparse.Namespace) -> Any:
+    from ..training.config import from_values, load_config
+
+    return from_values(cls, {}, args.set) if args.config is None else load_config(cls, args.config, args.set)
+
+
+def train(cls: type, args: argparse.Namespace) -> int:
+    from ..training import run_experiment
+    from ..training.experiment import headline
+    from .progress import Watchers
+
+    config = read_config(cls, args)
+    with Watchers() as watch:
+        result = run_experiment(
+            config,
+            args.out,
+            resume=args.resume,
+            watcher=watch(Path(args.out).name),
+            minutes=args.minutes,
+            tensorboard=args.tensorboard,
+            device=args.device,
+        )
+    if os.environ.get("RANK", "0") != "0":  # one of several processes; the first one tells
+        return 0
+    print(f"{result['stopped']} after {result['evaluations']} evaluations")
+    if best := result["best"]:
+        name, value = headline(best)
+        print(f"best: epoch {best['epoch']}, {name} {value:.4f}")
+    print(f"the run is in {args.out}")
+    return 0
+
+
+def sweep(cls: type, args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..training.experiment import headline
+    from ..training.sweep import best_of, restart, run_all
+    from .progress import Watchers, outcome
+
+    config = read_config(cls, args)
+    jobs = [(Path(args.out) / f"{i:02d}", restart(config, i, args.seed)) for i in range(args.restarts)]
+    outcomes = {}
+    with Watchers() as watch:
+
+        def report(folder: Path, result: dict) -> None:
+            outcomes[folder] = result["stopped"]
+            watch.done(f"run {folder.name}", outcome(folder, result))
+
+        failed = run_all(
+            jobs, args.processes, args.budget, report=report, watch=lambda folder: watch(f"run {folder.name}")
+        )
+    chosen = best_of([folder for folder, _ in jobs])
+    figure = headline(chosen[1])[0] if chosen else "score"
+    table = Table("run", "learning rate", figure, "epoch", "minutes", "")
+    for folder, job in jobs:
+        row = [folder.name, f"{job.training.learning_rate:.2g}", "", "", ""]
+        if found := best_of([folder]):
+            best = found[1]
+            row[2:] = f"{headline(best)[1]:.4f}", str(best["epoch"]), f"{best['seconds'] / 60:.1f}"
+        mark = "best" if chosen and chosen[0] == folder else ""
+        table.add_row(*row, mark or outcomes.get(folder, "")[:40])
+    Console().print(table, markup=False)
+    if chosen:
+        print(f"the best run is in {chosen[0]}")
+    return 1 if failed else 0

@@ -1,0 +1,1 @@
+"""Text: corpora prepared from raw files, vocabularies, and batches of about as many tokens each."""

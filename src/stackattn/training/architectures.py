@@ -1,0 +1,60 @@
+"""The section `model` of language-model experiments: the sizes that do not follow from the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
+
+
+@dataclass(frozen=True)
+class TransformerOptions:
+    kind: str = "transformer"
+    layers: str = "5"
+    d_model: int = 32
+    heads: int = 4
+    hidden_size: int | None = None
+    """Of the feed-forward networks; twice d_model if not given."""
+    dropout: float = 0.1
+    tied: bool = False
+    """The embeddings are the output layer too."""
+    init_range: float = 0.1
+    published: bool = False
+    """As the published code does, not as the paper says: pushed vectors without a sigmoid."""
+
+
+@dataclass(frozen=True)
+class LSTMOptions:
+    kind: str = "lstm"
+    hidden_size: int = 100
+    stack: str | None = None
+    published: bool = False
+    """As the published code does: actions and pushed vectors of LSTM+Nd are initialised like the LSTM."""
+
+
+ModelOptions = TransformerOptions | LSTMOptions
+
+
+def build_language_model(
+    options: ModelOptions, input_size: int, output_size: int, init_seed: int
+) -> TransformerLM | LSTMLM:
+    torch.manual_seed(init_seed)
+    if isinstance(options, LSTMOptions):
+        sizes = input_size, output_size, options.hidden_size, options.stack
+        return LSTMLM(LSTMConfig(*sizes, published=options.published))
+    return TransformerLM(
+        TransformerLMConfig(
+            input_size,
+            output_size,
+            layers=options.layers,
+            d_model=options.d_model,
+            heads=options.heads,
+            hidden_size=2 * options.d_model if options.hidden_size is None else options.hidden_size,
+            dropout=options.dropout,
+            tied=options.tied,
+            init_range=options.init_range,
+            published=options.published,
+        )
+    )

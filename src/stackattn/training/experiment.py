@@ -1,0 +1,83 @@
+"""An experiment: a configuration that can be made into a task and a model, and run in a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torch import nn
+
+from .config import ConfigError, from_values
+from .loop import Task, TrainingConfig, Watcher, train
+from .parallel import Processes
+from .run import Run
+
+T = TypeVar("T")
+
+
+class Experiment(Protocol):
+    """A frozen dataclass with a section `training` and sections of its own."""
+
+    @property
+    def training(self) -> TrainingConfig: ...
+
+    def make(self) -> tuple[Task, nn.Module]:
+        """The task and the untrained model."""
+        ...
+
+    def redraw(self, seed: int) -> Experiment:
+        """For a restart: the same experiment with whatever its data or batches draw at random drawn by this seed."""
+        ...
+
+
+def run_experiment(
+    config: Experiment,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    minutes: float | None = None,
+    tensorboard: bool = False,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Train what `config` says, in a run folder; returns the result.
+
+    Under `torchrun` all processes train one model together; they need to see the same folder, and the first one writes.
+    """
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    run, processes = Run(folder, tensorboard), Processes(device)
+    run.check(config, resume)
+    task, model = config.make()
+    model.to(processes.device)
+    try:
+        with processes.together():
+            if processes.first:
+                run.start(config, resume)  # not before: what cannot be built leaves no folder
+            processes.wait()
+            return train(model, task, config.training, run, run.state(), watcher, deadline, processes)
+    finally:
+        run.close()
+
+
+def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
+    """What is wrong with a language or model is found out when it is made; say which section of the file it is in."""
+    try:
+        return make(*arguments)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{section}: {error}") from error
+
+
+def config_of(cls: type[T], folder: str | Path) -> T:
+    """The configuration of a run."""
+    run = Run(folder)
+    return from_values(cls, run.config(), source=str(run.folder / "config.json"))
+
+
+def headline(values: dict[str, Any]) -> tuple[str, float]:
+    """The figure of an evaluation by which people compare runs, and its name; lower is better."""
+    for key, name in (("cross_entropy_difference", "difference"), ("perplexity", "perplexity")):
+        if key in values:
+            return name, values[key]
+    return "score", values["score"]

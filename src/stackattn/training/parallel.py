@@ -1,0 +1,99 @@
+"""The processes that train one model together: usually just this one, several under `torchrun`.
+
+Each process computes its share of every batch, and DistributedDataParallel adds up the gradients: the numbers are those
+of one process, but for the order of floating-point additions. The first process alone evaluates and writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .run import RunError
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+class Processes:
+    def __init__(self, device: str = "cpu"):
+        """As many as `torchrun` says, on this kind of device; each process has its own one."""
+        self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"device: expected a device of torch, such as cpu or cuda, got {device!r}") from error
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ValueError("device: torch finds no GPU here, got 'cuda'")
+            if self.device.index is None:
+                self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+            torch.cuda.set_device(self.device)
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within it the processes know each other; if one of them is lost, the others say so."""
+        if self.count == 1:
+            yield
+            return
+        try:
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            yield
+        except RunError:
+            raise
+        except RuntimeError as error:  # gloo and nccl have no error of their own for this
+            if not any(word in str(error).lower() for word in ("gloo", "nccl", "peer", "connection", "timed out")):
+                raise
+            lost = f"process {self.rank} of {self.count} lost the others: {str(error).splitlines()[0]}"
+            raise RunError(f"{lost}; --resume goes on from the last checkpoint") from error
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model whose gradients are those of all processes."""
+        return model if self.count == 1 else DistributedDataParallel(model)
+
+    def mean(self, *numbers: float) -> list[float]:
+        """Of all processes; the same bits in each of them."""
+        if self.count == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return (total / self.count).tolist()
+
+    def from_first(self, values: Any) -> Any:
+        """What the first process has, in all of them."""
+        if self.count == 1:
+            return values
+        box = [values]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+    def random_states(self) -> list[Tensor]:
+        """Of the generators of all processes."""
+        own = torch.get_rng_state()
+        if self.count == 1:
+            return [own]
+        states = [torch.empty_like(own, device=self.device) for _ in range(self.count)]
+        dist.all_gather(states, own.to(self.device))
+        return [state.cpu() for state in states]
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    dtype = PRECISIONS[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
