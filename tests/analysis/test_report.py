@@ -111,7 +111,7 @@ def test_the_page_is_whole_and_repeatable(make_run, tmp_path):
     assert data["title"] == "Tf+Nd on dyck"
     assert data["runs"][0]["curve"] == [[1, 0.65], [2, 0.4]]
     lengths = [row[0] for row in data["runs"][0]["test"]["model"]]
-    assert lengths == list(range(6, 16, 2))  # half as far again as the training lengths
+    assert lengths == list(range(6, 16, 2))  # a quarter more than the training lengths
     assert len(pages[0]) < 200_000
 
 

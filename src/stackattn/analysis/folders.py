@@ -13,8 +13,9 @@ from torch import nn
 
 from ..languages import Language
 from ..models.saving import load
-from ..training.cfl import CFLConfig, LSTMOptions, evaluate_by_length
-from ..training.config import from_values
+from ..training.architectures import LSTMOptions
+from ..training.cfl import CFLConfig, evaluate_run
+from ..training.experiment import config_of
 from ..training.run import Run, RunError
 
 
@@ -31,11 +32,9 @@ class RunFolder:
     @classmethod
     def read(cls, folder: Path, name: str) -> RunFolder:
         run = Run(folder)
-        values = run.config()
-        if "format_version" in values:
+        if "format_version" in run.config():
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
-        config = from_values(CFLConfig, values, source=str(folder / "config.json"))
-        return cls(folder, name, config, run.metrics())
+        return cls(folder, name, config_of(CFLConfig, folder), run.metrics())
 
     @cached_property
     def language(self) -> Language:
@@ -85,12 +84,8 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8"))
 
     def test(self, per_length: int) -> dict[str, Any]:
-        """Results by length: the saved ones, or new ones from the training lengths to half as far again."""
-        if (saved := self.saved_test()) is not None:
-            return saved
-        shortest, longest = self.config.language.lengths
-        lengths = shortest, longest + (longest - shortest) // 2
-        return evaluate_by_length(self.model, self.config.language, lengths, per_length)
+        """Results by length: the saved ones, or new ones of so many strings of each length."""
+        return self.saved_test() or evaluate_run(self.folder, per_length=per_length)
 
 
 def find_runs(folder: str | Path) -> list[RunFolder]:
