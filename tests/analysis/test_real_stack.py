@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, agreement, real_tops
+from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, agreement, derivation_tops, real_tops
 from stackattn.languages import dyck, language, marked_reversal
 
 ACTIONS = {"push": [1.0, 0, 0], "no-op": [0, 1.0, 0], "pop": [0, 0, 1.0]}
@@ -35,6 +35,33 @@ def test_real_stack_accepts_what_the_language_makes():
             tops = real_tops(made, string)
             assert tops is not None
             assert tops[-1] == -1
+            assert derivation_tops(made, string) == tops
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "tops"),
+    [
+        ("unmarked-reversal", "0110", [0, 1, 0, -1]),
+        ("padded-reversal", "1000001", [0, 0, 0, 0, 0, 0, -1]),  # the padding is not on the stack
+        ("unmarked-reversal", "011", None),
+        ("marked-copy", "0#0", None),  # no grammar
+        # the true brackets are ([ ]) from position 2 on; a decoy stands between [ and ]
+        ("hardest-cfl", ",$([,];),]),;", [-1, -1, 2, 3, 3, 3, 3, 3, 3, 2, -1, -1, -1]),
+    ],
+)
+def test_derivation_tops(name, text, tops):
+    made = language(name)
+    assert derivation_tops(made, made.encode(text)) == tops
+
+
+def test_best_runs_are_compared_with_derivations():
+    made = language("unmarked-reversal")
+    tops = [[derivation_tops(made, made.encode("0110"))]]
+    actions = torch.tensor([[ACTIONS[kind] for kind in ("no-op", "push", "push", "pop", "pop")]])
+    # each action is more probable than the two others, but not than both together
+    unsure = SuperpositionTrace("stack", 0, (0.1 * actions + 0.3).double())
+    assert agreement([[unsure]], tops, best_run=True)["stack"].right == 4
+    assert agreement([[unsure]], tops)["stack"].right < 4
 
 
 def hard(kinds, first):

@@ -12,8 +12,7 @@ from typing import Any
 from .. import __version__
 from ..files import write_text
 from .folders import RunFolder
-from .real_stack import Agreement
-from .study import AGREEMENT_BATCHES, StudiedRun, Study
+from .study import AGREEMENT_BATCHES, DERIVED_STRINGS, StudiedRun, Study
 
 LIMIT = 2_000_000  # bytes
 SCRIPTS = ("charts.js", "figures.js", "stepper.js", "page.js")
@@ -27,6 +26,7 @@ COLUMNS = [
     ["epoch", "number"],
     ["minutes", "number"],
     ["real top", "number"],
+    ["best run", "number"],
     ["", ""],
 ]
 
@@ -90,7 +90,9 @@ def page_data(study: Study) -> dict[str, Any]:
         "columns": COLUMNS,
         "tableNote": "Difference: nats per symbol above the language’s own entropy on validation strings, at the best "
         f"epoch. Real top: share of steps of {strings} at which the most weighted token is the one that a real stack "
-        "would have on top; only for the best run of each model, and where the language has such a stack.",
+        "would have on top, where the language has such a stack. Best run: share of steps of "
+        f"{DERIVED_STRINGS} strings at which the run of the largest weight has on top what the most probable "
+        "derivation says. Both only for the best of a model’s runs.",
         "made": f"Made by stackattn {__version__}, seed {study.seed}: stackattn analyse {study.folder}",
         "runs": runs,
     }
@@ -109,6 +111,7 @@ def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
         "" if best is None else str(best["epoch"]),
         f"{run.metrics[-1]['seconds'] / 60:.1f}" if run.metrics else "",
         ", ".join(f"{found.share:.1%}" for found in studied.agreement.values()),
+        ", ".join(f"{found.share:.1%}" for found in studied.derivation.values()),
         run.state,
     ]
     return {
@@ -143,17 +146,17 @@ def _tiles(studied: StudiedRun) -> list[list[str]]:
     if best := run.best:
         difference = f"{best['cross_entropy_difference']:.4f}"
         tiles.append(["Nats per symbol above the language", difference, f"validation, epoch {best['epoch']}"])
-    tiles += [_agreement_tile(name, found) for name, found in studied.agreement.items()]
+    for name, found in studied.agreement.items():
+        note = f"of {found.steps:,} steps, {name}; a stack that only pushes: {found.only_pushes / found.steps:.1%}"
+        tiles.append(["A real stack’s top has most weight", f"{found.share:.1%}", note])
+    for name, found in studied.derivation.items():
+        note = f"of {found.steps:,} steps, {name}"
+        tiles.append(["The best run’s top is the derivation’s", f"{found.share:.1%}", note])
     if studied.parameters is not None:
         tiles.append(["Parameters", f"{studied.parameters:,}", _layers(studied)])
     if run.metrics:
         tiles.append(["Minutes of training", f"{run.metrics[-1]['seconds'] / 60:.1f}", run.state])
     return tiles
-
-
-def _agreement_tile(name: str, found: Agreement) -> list[str]:
-    note = f"of {found.steps:,} steps, {name}; a stack that only pushes: {found.only_pushes / found.steps:.1%}"
-    return ["A real stack’s top has most weight", f"{found.share:.1%}", note]
 
 
 def _layers(studied: StudiedRun) -> str:

@@ -12,11 +12,12 @@ import torch
 
 from ..languages import sample_batches
 from .folders import RunFolder, best_of_each, find_runs
-from .real_stack import Agreement, agreement, real_tops
+from .real_stack import Agreement, agreement, derivation_tops, real_tops
 from .strings import ChosenString, choose_strings, describe_string, with_bos
 from .traces import watch_stacks
 
 AGREEMENT_BATCHES = 10  # of ten strings of one length each
+DERIVED_STRINGS = 10  # whose best run is compared with their derivation, which is slower
 TEST_STRINGS = 20  # of each length, where a run has no test.json
 FEW = 4  # models that can be looked at in full; of more than that, only what is quick and small
 
@@ -26,7 +27,9 @@ class StudiedRun:
     run: RunFolder
     parameters: int | None = None
     agreement: dict[str, Agreement] = field(default_factory=dict)
-    """Of each stack, by name; empty where the language has no deterministic automaton."""
+    """Of each stack, by name, with a real stack; empty where the language has no deterministic automaton."""
+    derivation: dict[str, Agreement] = field(default_factory=dict)
+    """Of each stack's best runs with the most probable derivations; empty where the language has no grammar."""
     test: dict[str, Any] | None = None
     chosen: list[ChosenString] = field(default_factory=list)
     strings: list[dict[str, Any]] = field(default_factory=list)
@@ -85,6 +88,8 @@ def study(
             one["stacks"] = one["stacks"] if stack is None else one["stacks"][_index(stack, len(one["stacks"]))]
             studied.strings.append(one)
         studied.agreement = measure_agreement(run, seed)
+        if few:
+            studied.derivation = measure_derivation(run, seed)
     return Study(folder, seed, found, best)
 
 
@@ -95,14 +100,30 @@ def _index(stack: int, count: int) -> slice:
 
 
 def measure_agreement(run: RunFolder, seed: int = 0) -> dict[str, Agreement]:
-    """Of each stack of the best model, over strings of the training lengths."""
-    lengths = run.config.language.lengths
-    batches = sample_batches(run.language, lengths, AGREEMENT_BATCHES, 10, np.random.default_rng(seed)).batches
+    """Of each stack's most weighted elements with a real stack, over strings of the training lengths."""
     tops, traces = [], []
-    for batch in batches:
+    for batch in _strings(run, AGREEMENT_BATCHES, 10, seed):
         real = [real_tops(run.language, string.tolist()) for string in batch]
         if any(row is None for row in real):
             return {}
         tops.append(real)
         traces.append(watch_stacks(run.model, with_bos(run.language, torch.from_numpy(batch))))
     return agreement(traces, tops)
+
+
+def measure_derivation(run: RunFolder, seed: int = 0) -> dict[str, Agreement]:
+    """Of each stack's best runs with the most probable derivations, over strings of the training lengths."""
+    tops, traces = [], []
+    for batch in _strings(run, DERIVED_STRINGS, 1, seed):
+        found = watch_stacks(run.model, with_bos(run.language, torch.from_numpy(batch)))
+        derived = derivation_tops(run.language, batch[0].tolist()) if found else None
+        if derived is None:
+            return {}
+        tops.append([derived])
+        traces.append(found)
+    return agreement(traces, tops, best_run=True)
+
+
+def _strings(run: RunFolder, batches: int, batch_size: int, seed: int) -> list[np.ndarray]:
+    lengths = run.config.language.lengths
+    return sample_batches(run.language, lengths, batches, batch_size, np.random.default_rng(seed)).batches

@@ -78,21 +78,25 @@ def show(study: Study) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    measured = any(studied.agreement for studied in study.best)
-    table = Table("run", "model", "stack", "difference", *(["real top", "only pushes"] if measured else []))
+    table = Table("run", "model", "stack", "difference", "real top", "only pushes", "best run")
     table.columns[0].overflow = "fold"
     for studied in study.best:
         run, best = studied.run, studied.run.best
         assert best is not None
         names = [stack["name"] for stack in studied.strings[0]["stacks"]] if studied.strings else []
         for name in names or ["none"]:
-            row = [run.name, run.label, name, f"{best['cross_entropy_difference']:.4f}"]
-            if measured and (found := studied.agreement.get(name)):
-                row += [f"{found.share:.1%}", f"{found.only_pushes / found.steps:.1%}"]
-            table.add_row(*row)
+            real, derived = studied.agreement.get(name), studied.derivation.get(name)
+            shares = [
+                "" if real is None else f"{real.share:.1%}",
+                "" if real is None else f"{real.only_pushes / real.steps:.1%}",
+                "" if derived is None else f"{derived.share:.1%}",
+            ]
+            table.add_row(run.name, run.label, name, f"{best['cross_entropy_difference']:.4f}", *shares)
     if study.best:
         Console(highlight=False).print(table, markup=False)
-    if measured:
+    if any(studied.agreement for studied in study.best):
         print("real top: share of steps at which the most weighted token is the one a real stack would have on top")
+    if any(studied.derivation for studied in study.best):
+        print("best run: share of steps at which the best run has on top what the string's derivation says")
     if missing := [studied.run.name for studied in study.runs if not studied.run.has_model]:
         print(f"without a best model yet, so only in the report's table of runs: {', '.join(missing)}")
