@@ -1,6 +1,8 @@
 """`stackattn cfl` and `stackattn reproduce` from end to end, on a language of short strings."""
 
 import json
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -128,6 +130,28 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert main([*command, "--restarts", "2"]) == 0
     assert "2 of 2 runs are finished" in capsys.readouterr().out
     assert test.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_an_array_job_trains_one_run_in_each_task(tmp_path, capsys):
+    """As a plain shell loop, with a task that is repeated."""
+    for task in ("dyck", "marked-reversal"):
+        (tmp_path / "configs" / task).mkdir(parents=True)
+        (tmp_path / "configs" / task / "tf.yaml").write_text(json.dumps(TINY))
+    arguments = ["reproduce", "figure-2", "--tasks", "dyck", "marked-reversal", "--models", "tf", "--restarts", "2"]
+    arguments += ["--configs", str(tmp_path / "configs"), "--out", str(tmp_path / "out")]
+    command = shlex.join([sys.executable, "-m", "stackattn", *arguments])
+    loop = f"for job in 3 0 0; do {command} --job $job || exit 1; done"
+    printed = subprocess.run(["sh", "-c", loop], capture_output=True, text=True, check=True).stdout
+    assert [path.parent for path in sorted(tmp_path.rglob("result.json"))] == [
+        tmp_path / "out/dyck/tf/00",
+        tmp_path / "out/marked-reversal/tf/01",
+    ]
+    assert printed.count("max_epochs") == 2
+    assert main([*arguments, "--job", "4"]) == 2
+    assert "--job: expected 0 to 3, got 4" in capsys.readouterr().err
+    assert main([*arguments, "--budget", "0"]) == 0
+    assert "marked-reversal" in capsys.readouterr().out
 
 
 def test_curves_need_matplotlib_only_when_drawing(monkeypatch):

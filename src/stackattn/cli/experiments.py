@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,37 @@ def add_training_arguments(commands: Any, configs: str) -> None:
     sweep.add_argument("--out", required=True, help="folder of the runs; the same command goes on with what is there")
     sweep.add_argument("--restarts", type=int, default=10, metavar="N", help="how many runs (default: %(default)s)")
     sweep.add_argument("--seed", type=int, default=0, help="of learning rates and seeds (default: %(default)s)")
-    sweep.add_argument("--processes", type=int, help="runs at once, one thread each (default: one for each core)")
-    sweep.add_argument("--budget", type=float, metavar="MINUTES", help="stop after so long; the same command goes on")
+    add_sweep_arguments(sweep)
     for command in (train, sweep):
         command.add_argument("config", nargs="?", help=f"a YAML file, such as those in {configs}; or --set it all")
         add_set_argument(command)
+
+
+def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    """How long and where many runs go on."""
+    parser.add_argument(
+        "--budget", type=float, metavar="MINUTES", help="stop after so long; the same command goes on another time"
+    )
+    parser.add_argument("--minutes-each", type=float, metavar="MINUTES", help="the most that one run may take")
+    parser.add_argument("--processes", type=int, help="runs at once, one thread each (default: one for each core)")
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="run on this Ray cluster, or on a `local` one; needs stackattn[cluster]",
+    )
+
+
+def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report: Any, watch: Any) -> list[Path]:
+    """What the arguments of `add_sweep_arguments` ask for; returns the runs that failed."""
+    if args.cluster is not None:
+        from ..training.cluster import run_all_on_cluster
+
+        if args.processes is not None:
+            raise ValueError("--processes: a cluster runs as many as it has cores; leave it out with --cluster")
+        return run_all_on_cluster(jobs, args.cluster, args.budget, args.minutes_each, report, watch)
+    from ..training.sweep import run_all
+
+    return run_all(jobs, args.processes, args.budget, args.minutes_each, report, watch)
 
 
 def add_set_argument(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +126,7 @@ def sweep(cls: type, args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from ..training.experiment import headline
-    from ..training.sweep import best_of, restart, run_all
+    from ..training.sweep import best_of, restart
     from .progress import Watchers, outcome
 
     config = read_config(cls, args)
@@ -112,9 +138,7 @@ def sweep(cls: type, args: argparse.Namespace) -> int:
             outcomes[folder] = result["stopped"]
             watch.done(f"run {folder.name}", outcome(folder, result))
 
-        failed = run_all(
-            jobs, args.processes, args.budget, report=report, watch=lambda folder: watch(f"run {folder.name}")
-        )
+        failed = run_jobs(jobs, args, report, lambda folder: watch(f"run {folder.name}"))
     chosen = best_of([folder for folder, _ in jobs])
     figure = headline(chosen[1])[0] if chosen else "score"
     table = Table("run", "learning rate", figure, "epoch", "minutes", "")

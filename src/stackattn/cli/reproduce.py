@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .experiments import add_set_argument
+from .experiments import add_set_argument, add_sweep_arguments, run_jobs
 
 TRANSFORMERS = ("tf", "tf-sup", "tf-nd")
 
@@ -69,13 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help="runs of each model on each task (default: %(default)s)",
         )
-        command.add_argument(
-            "--budget", type=float, metavar="MINUTES", help="stop training after so long; 0: only show"
-        )
-        command.add_argument("--minutes-each", type=float, metavar="MINUTES", help="the most that one run may take")
-        command.add_argument("--processes", type=int, help="runs at once, one thread each (default: one for each core)")
+        add_sweep_arguments(command)
         command.add_argument(
             "--configs", default=target.configs, help="folder of configurations (default: %(default)s)"
+        )
+        command.add_argument(
+            "--job",
+            type=int,
+            metavar="N",
+            help="train only run N of all, from 0, and show nothing: for array jobs",
         )
         command.add_argument("--out", default=f"out/{name}", help="folder of the runs (default: %(default)s)")
         add_set_argument(command)
@@ -87,6 +89,10 @@ def run(args: argparse.Namespace) -> int:
     target = TARGETS[args.what]
     try:
         jobs = _jobs(target, args)
+        if args.job is not None:
+            if not 0 <= args.job < len(jobs):
+                raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")
+            return 1 if _train([jobs[args.job]], args) else 0
         if args.budget != 0:
             _train(jobs, args)
         cells: dict[tuple[str, str], Cell] = {}
@@ -123,19 +129,16 @@ def _jobs(target: Target, args: argparse.Namespace) -> list[tuple[Path, Any]]:
     ]
 
 
-def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> None:
+def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> list[Path]:
     from ..training import Run
-    from ..training.sweep import run_all
     from .progress import Watchers, outcome
 
     missing = sum(not Run(folder).finished for folder, _ in jobs)
     print(f"{len(jobs) - missing} of {len(jobs)} runs are finished; training the others", flush=True)
     with Watchers() as watch:
-        run_all(
+        return run_jobs(
             jobs,
-            args.processes,
-            args.budget,
-            args.minutes_each,
+            args,
             lambda folder, result: watch.done(str(folder), outcome(folder, result)),
             # where there are no bars, a line for each run will do
             lambda folder: watch(str(folder)) if watch.progress else None,

@@ -42,6 +42,10 @@ class RunError(RuntimeError):
     """A run that cannot start, go on or be read; the message has the folder and what to do."""
 
 
+class RunBusy(RunError):
+    """Another process is working on the run."""
+
+
 class Run:
     def __init__(self, folder: str | Path, tensorboard: bool = False):
         self.folder = Path(folder)
@@ -211,7 +215,7 @@ class Run:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
-            raise RunError(f"{self.folder}: another process is working on this run") from None
+            raise RunBusy(f"{self.folder}: another process is working on this run") from None
 
     def _read(self, name: str) -> Any:
         path = self.folder / name

@@ -22,7 +22,7 @@ import numpy as np
 
 from .experiment import Experiment, headline, run_experiment
 from .loop import Watcher
-from .run import Run, RunError
+from .run import Run, RunBusy, RunError
 
 E = TypeVar("E", bound=Experiment)
 SHOWN_EVERY = 0.2  # seconds between two batches that a run reports
@@ -43,21 +43,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(
-    jobs: Sequence[tuple[Path, Experiment]],
-    processes: int | None = None,
-    minutes: float | None = None,
-    minutes_each: float | None = None,
-    report: Callable[[Path, dict[str, Any]], None] = lambda folder, result: None,
-    watch: Callable[[Path], Watcher | None] = lambda folder: None,
-) -> list[Path]:
-    """Run every job that is not finished yet, one thread each, as many at once as there are cores.
+Job = tuple[Path, Experiment]
 
-    `minutes` is the budget of all: what is under way then stops, and goes on another time.
-    `minutes_each` is the budget of a run, over all the times that it was taken up. A run that fails is reported like
-    the others, with the reason as `stopped`, and does not keep the others from running. Returns the failed ones.
-    """
-    deadline = None if minutes is None else time.time() + 60 * minutes
+
+class Report(Protocol):
+    """Told how a run ended: its result, or the reason as `stopped`."""
+
+    def __call__(self, folder: Path, result: dict[str, Any], /) -> None: ...
+
+
+def unfinished(jobs: Sequence[Job], report: Report) -> tuple[list[Job], list[Path]]:
+    """The jobs that are still to be done, and the folders where a finished run has another configuration."""
     waiting, failed = [], []
     for folder, config in jobs:
         if not Run(folder).finished:
@@ -65,6 +61,25 @@ def run_all(
         elif there := Run(folder).differs(config):
             failed.append(folder)
             report(folder, {"stopped": f"failed: the run there has another configuration ({there})"})
+    return waiting, failed
+
+
+def run_all(
+    jobs: Sequence[Job],
+    processes: int | None = None,
+    minutes: float | None = None,
+    minutes_each: float | None = None,
+    report: Report = lambda folder, result: None,
+    watch: Callable[[Path], Watcher | None] = lambda folder: None,
+) -> list[Path]:
+    """Run every job that is not finished yet, one thread each, as many at once as there are cores.
+
+    `minutes` is the budget of all: what is under way then stops, and goes on another time. `minutes_each` is the budget
+    of a run, over all the times that it was taken up. A run that fails is reported like the others, with the reason as
+    `stopped`, and does not keep the others from running. Returns the failed ones.
+    """
+    deadline = None if minutes is None else time.time() + 60 * minutes
+    waiting, failed = unfinished(jobs, report)
     processes = processes or cores()
     context = get_context("spawn")  # not forked: a forked child of a process that has used OpenMP hangs
     running: dict[Any, tuple[Any, Path, Watcher | None]] = {}
@@ -126,22 +141,37 @@ class _Reporting:
 
 def _run(sender: Sender, config: Experiment, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
     """One run, in a process of its own."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the first one ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    kind, result = run_one(config, folder, deadline, minutes_each, _Reporting(sender))
+    sender.send(("finished" if kind == "finished" else "failed", (result,)))
+
+
+def run_one(
+    config: Experiment,
+    folder: Path,
+    deadline: float | None,
+    minutes_each: float | None,
+    watcher: Watcher | None = None,
+) -> tuple[str, Any]:
+    """One run on one thread, begun or taken up: "finished" and the result, or "failed" or "busy" and why."""
+    import torch
+
     torch.set_num_threads(1)
     try:
+        if Run(folder).finished:
+            return "finished", Run(folder).result()
         left = [] if deadline is None else [(deadline - time.time()) / 60]
         if minutes_each is not None:
             left.append(minutes_each - Run(folder).seconds() / 60)
-        result: dict[str, Any] = {"stopped": "budget"}
-        if not left or min(left) > 0:
-            minutes = min(left) if left else None
-            result = run_experiment(config, folder, resume=True, minutes=minutes, watcher=_Reporting(sender))
-        sender.send(("finished", (result,)))
+        if left and min(left) <= 0:
+            return "finished", {"stopped": "budget"}
+        minutes = min(left) if left else None
+        return "finished", run_experiment(config, folder, resume=True, minutes=minutes, watcher=watcher)
+    except RunBusy as error:
+        return "busy", str(error)
     except (RunError, ValueError, OSError) as error:
-        sender.send(("failed", (str(error),)))
+        return "failed", str(error)
 
 
 def _end_with_parent() -> None:

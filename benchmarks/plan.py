@@ -1,0 +1,179 @@
+"""What the paper's whole protocol costs: `python -m benchmarks.plan` measures every cell and simulates the queue.
+
+Each cell is measured in a process of its own with one thread: training steps on batches of typical lengths, and what it
+takes to evaluate. How many epochs a run needs depends on its learning rate; EPOCHS says what the plan assumes. The
+simulation gives every core the next run of the list as soon as it is free, the longest runs first.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from stackattn.files import write_json, write_text
+from stackattn.models.paper import ARCHITECTURES, COUNTS, LANGUAGES, build, paper_config
+from stackattn.training.run import environment, peak_memory
+
+RESULTS = Path(__file__).parent / "results"
+RESTARTS = {"cfl": 10, "ptb": 20, "mt": 5}  # in the paper
+EPOCHS = {"cfl": 60, "ptb": 12, "mt": 20}  # assumed, see the module
+CORES = (2, 64, 1000)
+LENGTHS = (40, 50, 60, 70, 80)  # of strings: all lengths from 40 to 80 are about as frequent
+SENTENCES, SENTENCE = 39_831, 24  # of the Penn Treebank, and its mean length
+PAIRS, PAIR = 100_000, 27  # of translation, and how many tokens the sides may have: of at most 150 characters
+REPEATS = 3
+
+
+def kind(task: str) -> str:
+    return "cfl" if task in LANGUAGES else task.partition("-")[0]
+
+
+def cells() -> list[tuple[str, str]]:
+    return [
+        (task, name)
+        for task, counts in COUNTS.items()
+        for name, count in zip(ARCHITECTURES, counts, strict=True)
+        if count is not None
+    ]
+
+
+def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
+    """Seconds of an epoch and peak memory; in a process that has done nothing else."""
+    torch.set_num_threads(1)
+    task, architecture = cell
+    config = paper_config(task, architecture, published=True)
+    model = build(config)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def text(size: int, length: int) -> Tensor:
+        return torch.randint(config.output_size, (size, length + 1))
+
+    if kind(task) == "cfl":
+        batches = [(text(10, length),) for length in LENGTHS]
+        steps, checks = 1000 / len(batches), 1000 / (10 * len(batches))  # an epoch, and 1,000 strings of validation
+    elif kind(task) == "ptb":
+        batches = [(text(320 // SENTENCE, SENTENCE),)]  # 128 to 512 tokens
+        steps, checks = SENTENCES / (320 // SENTENCE), 2 * 1346 / (320 // SENTENCE)
+    else:
+        batches = [(text(2048 // (PAIR + 1), PAIR), text(2048 // (PAIR + 1), PAIR))]
+        steps, checks = PAIRS / (2048 // (PAIR + 1)), 2 * 2000 / (2048 // (PAIR + 1))
+    model.train()
+    step = min(sum(_step(model, optimizer, batch) for batch in batches) for _ in range(REPEATS + 1))
+    model.eval()
+    with torch.no_grad():
+        check = min(sum(_seconds(lambda batch=batch: model(*batch)) for batch in batches) for _ in range(REPEATS))
+    return {
+        "task": task,
+        "model": architecture,
+        "seconds_per_epoch": steps * step + checks * check,
+        "memory": peak_memory(),
+    }
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[Tensor]) -> float:
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(*batch)
+        loss = cross_entropy(logits.flatten(0, 1), batch[-1].flatten(), reduction="sum") / len(batch[-1])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+
+    return _seconds(step)
+
+
+def _seconds(function) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def makespan(seconds: Sequence[float], cores: int) -> float:
+    """When the last of the runs ends, if each core takes the longest run that is left as soon as it is free."""
+    free = [0.0] * cores
+    for duration in sorted(seconds, reverse=True):
+        heapq.heappush(free, heapq.heappop(free) + duration)
+    return max(free)
+
+
+def plan(rows: list[dict], cores: Sequence[int] = CORES) -> list[dict]:
+    """Hours of each experiment, and of all."""
+    runs = {
+        name: [
+            row["seconds_per_epoch"] * EPOCHS[name]
+            for row in rows
+            if kind(row["task"]) == name
+            for _ in range(RESTARTS[name])
+        ]
+        for name in RESTARTS
+    }
+    runs["all"] = [seconds for name in RESTARTS for seconds in runs[name]]
+    return [
+        {
+            "experiment": name,
+            "runs": len(seconds),
+            "core_hours": sum(seconds) / 3600,
+            "hours": {str(count): makespan(seconds, count) / 3600 for count in cores},
+        }
+        for name, seconds in runs.items()
+    ]
+
+
+def report(rows: list[dict], planned: list[dict], about: str) -> str:
+    lines = [
+        "# What the paper's protocol costs",
+        "",
+        f"Made by `python -m benchmarks.plan`. {about}",
+        "",
+        f"| experiment | restarts | epochs (assumed) | runs | core hours | {' | '.join(f'{n} cores' for n in CORES)} |",
+        f"|---|---|---|---|---|{'---|' * len(CORES)}",
+    ]
+    for row in planned:
+        name = row["experiment"]
+        hours = " | ".join(f"{row['hours'][str(n)]:,.1f} h" for n in CORES)
+        own = f"{RESTARTS[name]} | {EPOCHS[name]}" if name in RESTARTS else " | "
+        lines.append(f"| {name} | {own} | {row['runs']} | {row['core_hours']:,.1f} | {hours} |")
+    lines += ["", "| task | model | seconds per epoch | memory |", "|---|---|---|---|"]
+    for row in rows:
+        memory = "" if row["memory"] is None else f"{row['memory'] / 1e6:,.0f} MB"
+        lines.append(f"| {row['task']} | {row['model']} | {row['seconds_per_epoch']:,.1f} | {memory} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.plan", description=__doc__)
+    parser.add_argument("--output", default="plan", metavar="NAME", help="writes results/NAME.json and .md")
+    parser.add_argument("--simulate", action="store_true", help="take the measurements of results/NAME.json")
+    args = parser.parse_args()
+    path = RESULTS / f"{args.output}.json"
+    if args.simulate:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        rows = []
+        for cell in track(cells(), "measuring"):
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # one each: memory is that of the process
+                rows.append(pool.submit(measure, cell).result())
+        found = {"environment": environment(), "cells": rows}
+    found["plan"] = plan(found["cells"])
+    write_json(path, found)
+    made_with = found["environment"]
+    about = f"One thread of {made_with['processor'] or platform.machine()}, torch {made_with['torch']}."
+    text = report(found["cells"], found["plan"], about)
+    write_text(path.with_suffix(".md"), text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
