@@ -82,7 +82,7 @@ def forget():
             None,
             ["not built", "no C++ compiler", "apt install g++", "reinstall stackattn"],
         ),
-        (ModuleNotFoundError("_kernel"), "/usr/bin/c++", ["not built", "/usr/bin/c++", "reinstall stackattn"]),
+        (ModuleNotFoundError("_kernel"), "/usr/bin/c++", ["did not compile", "/usr/bin/c++", "reinstall stackattn"]),
         (ImportError("GLIBCXX_9 not found"), None, ["does not load", "GLIBCXX_9 not found", "Reinstall"]),
     ],
 )

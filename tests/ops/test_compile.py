@@ -1,4 +1,4 @@
-"""torch.library's own checks, torch.compile without graph breaks, torch.func.vmap."""
+"""torch.library's own checks, torch.compile without graph breaks, torch.func."""
 
 import shutil
 from functools import partial
@@ -22,7 +22,8 @@ def test_opcheck(stack, lengths, backend):
     forward, backward = (getattr(torch.ops.stackattn, x).default for x in (name, f"{name}_backward"))
     inputs = stack.inputs(2, 5)
     upstream = torch.randn(operator(stack, backend)(*inputs).shape, generator=seeded(), dtype=torch.float64)
-    torch.library.opcheck(backward, (upstream, *inputs, lengths, backend))
+    memory = () if isinstance(stack, Superposition) else forward(*inputs, lengths, backend)[1:]
+    torch.library.opcheck(backward, (upstream, *inputs, lengths, *memory, backend))
     torch.library.opcheck(forward, (*(x.requires_grad_() for x in inputs), lengths, backend))
 
 
@@ -132,7 +133,38 @@ def test_vmap_over_upstream_gradients(stack, backend):
     assert_close(all_at_once, one, 1e-12)
 
 
-@pytest.mark.xfail(raises=RuntimeError, strict=True, reason="torch.library has no torch.func.grad")
+@both
 @all_stacks
-def test_functional_gradients(stack):
-    torch.func.grad(lambda *x: operator(stack, "cpp")(*x).square().sum())(*stack.inputs(2, 3))
+def test_functional_gradients(stack, backend):
+    """torch.func.grad alone and under vmap, and the Jacobian matrix that is vmap over the backward pass."""
+    inputs, numbers = stack.inputs(2, 3), tuple(range(len(stack.names)))
+    lengths = torch.tensor([3, 2])
+    run = operator(stack, backend, lengths)
+    loss = lambda *x: run(*x).tanh().sum()  # noqa: E731
+    expected = torch.autograd.grad(loss(*(x.requires_grad_() for x in inputs)), inputs)
+    inputs = [x.detach() for x in inputs]
+    assert_close(torch.func.grad(loss, numbers)(*inputs), expected, 1e-12)
+    many = [torch.stack([x, x]) for x in inputs]
+    assert_close(torch.func.vmap(torch.func.grad(loss, numbers))(*many), [torch.stack([x, x]) for x in expected], 1e-12)
+    jacobian = torch.autograd.functional.jacobian(run, tuple(inputs))
+    assert_close(torch.func.jacrev(run, numbers)(*inputs), jacobian, 1e-12)
+
+
+@both
+@all_stacks
+def test_second_functional_gradients_raise(stack, backend):
+    for argument in range(len(stack.names)):
+        first = torch.func.grad(lambda *x: operator(stack, backend)(*x).square().sum(), argument)
+        with pytest.raises(RuntimeError, match="once more"):
+            torch.func.grad(lambda *x: first(*x).sum())(*stack.inputs(1, 3))  # noqa: B023
+
+
+@pytest.mark.parametrize("stack", [x for x in STACKS if not isinstance(x, Superposition)])
+def test_backward_without_the_memory_of_the_forward_pass(stack):
+    """Under vmap the charts are not kept, but filled again."""
+    inputs = stack.inputs(2, 5)
+    weights, memory = torch.ops.stackattn.nondeterministic_weights(*inputs, None, "torch")
+    backward = torch.ops.stackattn.nondeterministic_weights_backward
+    kept, again = (backward(weights.cos(), *inputs, None, x, "torch") for x in (memory, memory[:0]))
+    assert memory.numel() > 0
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))

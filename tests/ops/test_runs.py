@@ -129,7 +129,6 @@ def test_samples_repeat_with_the_seed():
     assert first == again
     assert first != sample_runs(*inputs, 4, generator=seeded(8))
     assert len(set(first[0])) > 1
-    assert sample_runs(*inputs, 0) == [[], []]
 
 
 def test_ties_are_broken_the_same_way():
@@ -177,6 +176,7 @@ def test_replay_and_text():
         " f  replace 2 -> q2",
     ]
     assert run.listing().splitlines()[2] == "2      push 0 -> q0"
+    assert run.listing([1, 10, None, 3.5, "x", 7]).splitlines()[2] == "None      push 0 -> q0"
     with pytest.raises(ValueError, match="labels"):
         run.listing(["a"])
 
@@ -193,8 +193,13 @@ def test_bad_input():
         best_runs(push, replace, pop, lengths=torch.tensor([4, 5]))
     with pytest.raises(ValueError, match="lengths"):
         best_runs(push, replace, pop, lengths=torch.tensor([4]))
-    with pytest.raises(ValueError, match="num_samples"):
-        sample_runs(push, replace, pop, -1)
+    for number, error in ((-1, ValueError), (0, ValueError), (2.0, TypeError), (True, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=f"num_samples: expected .*, got {number}"):
+            sample_runs(push, replace, pop, number)
+    with pytest.raises(TypeError, match=r"generator: expected a torch.Generator or None, got int"):
+        sample_runs(push, replace, pop, 1, generator=7)
+    with pytest.raises(TypeError, match="lengths"):
+        sample_runs(push, replace, pop, 1, lengths=[4, 4])
     pop[1, 2, 0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"log_pop.*sequence 1"):
         best_runs(push, replace, pop)

@@ -38,7 +38,10 @@ def _kernel_status() -> str:
             "the C++ kernel was not built: no C++ compiler. "
             f"Install one (on Debian or Ubuntu: `apt install g++`), then {install}."
         )
-    return f"the C++ kernel was not built when stackattn was installed. A compiler is here now ({compiler}): {install}."
+    return (
+        "the C++ kernel was not built when stackattn was installed: it did not compile, or there was no compiler then. "
+        f"Now there is one ({compiler}): {install} with `-v`, which shows what CMake and the compiler say."
+    )
 
 
 def choose(backend: str, device: torch.device) -> str:

@@ -15,96 +15,174 @@ from .extended import Extended
 
 Number = Any  # a float64 Tensor, or an Extended that behaves like one
 
-# A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step). While
-# no mass is below e^-600, nothing that was lost can matter.
-SMALLEST_MASS = 2.6e-261
-
 
 class Steps(NamedTuple):
     """Transition weights (or their gradients), time first: step t of the chart is index t - 1."""
 
-    push: Number  # (n, B, QS, QS) from (q, x) to (r, y), symbols before states: x * Q + q
+    push: Number  # (n, B, QS, QS) from (q, x) to (r, y)
     replace: Number  # (n, B, QS, QS)
     pop: Number  # (n, B, QS, Q)
 
 
-class Chart(NamedTuple):
-    """Time points 0..n in the rows and columns; C = (n + 1) * Q columns (t, r)."""
+class Chart:
+    """The charts of a batch over the time points 0..n, with C = (n + 1) * Q columns (t, r), in one piece of memory.
 
-    D: Number  # (B, S, C, C) rows (j, p), columns (t, r)
-    P: Number  # (B, S, C, C)
-    F: Number  # (B, S, n + 1, C) rows i, shifted by one: row 0 is the bottom element
-    alpha: Number  # (n + 1, B, QS)
+    The axes are in an order that lets every product read its factors where they lie: the rows (j, p) of one symbol and
+    sequence are evenly spaced (`by_symbol`), and so are the rows (p, w) of one time point and sequence (`by_time`).
+    """
+
+    def __init__(self, memory: Number, n: int, B: int, Q: int, S: int):
+        self.memory = memory  # (Chart.size(n, B, Q, S),), zero at first
+        self.axes = n + 1, Q, S, B
+        rows, C = (n + 1) * Q * S * B, (n + 1) * Q
+        self.PD = memory[: rows * 2 * C].reshape(2, *self.axes, C)
+        self.P, self.D = self.PD[0], self.PD[1]  # (n + 1, Q, S, B, C) by j, p, w, sequence, (t, r)
+        # (n + 1, Q, S, B, n + 2) by t, r, y, sequence, and what is on top: column 1 is the bottom element, column t + 1
+        # the one that step t pushed. Column 0 is alpha: their sum follows nearly the same recurrence.
+        self.F = memory[rows * 2 * C :].reshape(*self.axes, n + 2)
+
+    @staticmethod
+    def size(n: int, B: int, Q: int, S: int) -> int:
+        return (n + 1) * Q * S * B * (2 * (n + 1) * Q + n + 2)
+
+    def by_symbol(self, x: Number) -> Number:
+        """(S B, C, columns), a view"""
+        times, Q, S, B = self.axes
+        return x.reshape(times * Q, S * B, x.shape[-1]).transpose(0, 1)
+
+    def by_time(self, x: Number) -> Number:
+        """(n + 1, B, QS, columns), a view"""
+        times, Q, S, B = self.axes
+        return x.reshape(times, Q * S, B, x.shape[-1]).transpose(1, 2)
+
+    def rows_by_symbol(self, product: Number) -> Number:
+        """(S B, Q, columns) -> (Q, S, B, columns)"""
+        _, Q, S, B = self.axes
+        return product.transpose(0, 1).reshape(Q, S, B, product.shape[-1])
+
+    def rows_by_time(self, product: Number) -> Number:
+        """(B, kinds QS, columns) -> (kinds, Q, S, B, columns)"""
+        _, Q, S, B = self.axes
+        return product.transpose(0, 1).reshape(product.shape[1] // (Q * S), Q, S, B, product.shape[-1])
+
+    def pops(self, D: Number) -> Number:
+        """D[t - 1 -> t] for t = 2..n as (n - 1, B, Q, S, Q), a view; the bottom element is never popped."""
+        times, Q, S, B = self.axes
+        return D.reshape(times, Q, S, B, times, Q).diagonal(1, 0, 4).permute(4, 2, 0, 1, 3)[1:]
 
 
 def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
     n, B, QS, _ = steps.push.shape
-    S, C = QS // Q, (n + 1) * Q
-    D, P = steps.push.new_zeros(B, S, C, C), steps.push.new_zeros(B, S, C, C)
-    for j in range(n - 1, -1, -1):
-        now, after, later = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, (j + 2) * Q), slice((j + 2) * Q, C)
-        below = D[:, :, after, later].reshape(B, QS, C - (j + 2) * Q)
-        P[:, :, now, later] = (steps.push[j] @ below).reshape(B, S, Q, C - (j + 2) * Q)
-        if j > 0:  # the bottom element is never popped
-            kept = (steps.replace[j] @ below).reshape(B, S, Q, C - (j + 2) * Q)
-            D[:, :, now, later] = kept + P[:, :, now, later] @ D[:, :, later, later]
-            D[:, :, now, after] = steps.pop[j].reshape(B, S, Q, Q)
-    F, alpha = steps.push.new_zeros(B, S, n + 1, C), steps.push.new_zeros(n + 1, B, QS)
-    alpha[0, :, 0] = _one(alpha)
-    if not superposition:
-        F[:, 0, 0, 0] = _one(alpha)
-    for t in range(1, n + 1):
-        now, before, inner = slice(t * Q, (t + 1) * Q), slice((t - 1) * Q, t * Q), slice(0, (t - 1) * Q)
-        # rows i of F, columns (z, s): what was on top one step ago
-        on_top = F[:, :, :t, before].transpose(1, 2).reshape(B, t, QS)
-        kept = (on_top @ steps.replace[t - 1]).reshape(B, t, S, Q).transpose(1, 2)
-        F[:, :, :t, now] = kept + F[:, :, :t, inner] @ P[:, :, inner, now]
-        F[:, :, t, now] = (alpha[t - 1][:, None] @ steps.push[t - 1]).reshape(B, S, Q)
-        alpha[t] = torch.ones_like(alpha[t]) if superposition else F[:, :, : t + 1, now].sum(2).reshape(B, QS)
-    return Chart(D, P, F, alpha)
+    chart = Chart(steps.push.new_zeros(Chart.size(n, B, Q, QS // Q)), n, B, Q, QS // Q)
+    _fill_D_and_P(steps, chart)
+    _fill_F(steps, chart, superposition)
+    return chart
 
 
-def walk_back(steps: Steps, chart: Chart, dF: Number, Q: int, superposition: bool = False) -> Steps:
+def _fill_D_and_P(steps: Steps, chart: Chart) -> None:
+    times, Q, S, B = chart.axes
+    n, C = times - 1, times * Q
+    P, D, D_at = chart.by_symbol(chart.P), chart.by_symbol(chart.D), chart.by_time(chart.D)
+    chart.pops(chart.D)[...] = steps.pop.reshape(n, B, Q, S, Q)[1:]
+    moves = _stacked(steps.push, steps.replace)
+    for j in range(n - 2, -1, -1):
+        now, later = slice(j * Q, (j + 1) * Q), slice((j + 2) * Q, C)
+        pushed_or_kept = chart.rows_by_time(moves[j] @ D_at[j + 1, :, :, later])
+        if j == 0:  # the bottom element is never popped
+            chart.P[0, ..., later] = pushed_or_kept[0]
+            break
+        chart.PD[:, j, ..., later] = pushed_or_kept
+        row = chart.D[j, ..., later]
+        row += chart.rows_by_symbol(P[:, now, later] @ D[:, later, later])
+
+
+def _fill_F(steps: Steps, chart: Chart, superposition: bool) -> None:
+    times, Q = chart.axes[:2]
+    P, F, F_at = chart.by_symbol(chart.P), chart.by_symbol(chart.F), chart.by_time(chart.F)
+    if superposition:
+        chart.F[..., 0] = _one(chart.F)
+    else:
+        chart.F[0, 0, 0, :, :2] = _one(chart.F)
+    moves = _stacked(steps.push.mT, steps.replace.mT)
+    for t in range(1, times):
+        now, inner, old = slice(t * Q, (t + 1) * Q), slice(0, (t - 1) * Q), slice(0, t + 1)
+        pushed, kept = chart.rows_by_time(moves[t - 1] @ F_at[t - 1, :, :, old])  # (Q, S, B, t + 1) each
+        row = chart.F[t, ..., old]
+        returned = chart.rows_by_symbol(P[:, inner, now].mT @ F[:, inner, old])
+        if superposition:
+            row[..., 1:] = (kept + returned)[..., 1:]
+            chart.F[t, ..., t + 1] = pushed[..., 0]
+        else:
+            row[...] = kept + returned
+            both = chart.F[t, ..., 0 : t + 2 : t + 1]  # alpha, and the new element
+            both += pushed[..., :1]
+
+
+def walk_back(steps: Steps, chart: Chart, dF: Number, superposition: bool = False) -> Steps:
     """Gradients with respect to the transition weights, from those with respect to F (which is used up).
 
-    Each row or column gathers its gradient when its turn comes, from those that used it and are complete.
+    Each row gathers its gradient when its turn comes, from those that used it and are complete.
     """
-    n, B, QS, _ = steps.push.shape
-    S, C = QS // Q, (n + 1) * Q
-    D, P, F, alpha = chart
-    push, replace = D.new_zeros(n, B, QS, QS), D.new_zeros(n, B, QS, QS)
-    pop = D.new_zeros(n, B, QS, Q)
+    QS = chart.axes[1] * chart.axes[2]
+    moves = _stacked(steps.push, steps.replace)
+    push, replace = _walk_back_F(moves, chart, dF, superposition)
+    both, pop = _walk_back_D_and_P(moves, chart, dF)
+    return Steps(push + both[:, :, :QS], replace + both[:, :, QS:], pop)
+
+
+def _walk_back_F(moves: Number, chart: Chart, dF: Number, superposition: bool) -> tuple[Number, Number]:
+    """What F gives to push and replace; completes dF."""
+    times, Q, S, B = chart.axes
+    n, QS, C = times - 1, Q * S, times * Q
+    P, dF_of = chart.by_symbol(chart.P), chart.by_symbol(dF)
+    F_at, dF_at = chart.by_time(chart.F), chart.by_time(dF)
+    replace = dF.new_zeros(n, B, QS, QS)
     for t in range(n, 0, -1):
-        now, before, later = slice(t * Q, (t + 1) * Q), slice((t - 1) * Q, t * Q), slice((t + 2) * Q, C)
-        # of F[i -> t] for i <= t
-        column = dF[:, :, : t + 1, now] + dF[:, :, : t + 1, later] @ P[:, :, now, later].mT
-        dF[:, :, : t + 1, now] = column
-        pushed = column[:, :, t].reshape(B, 1, QS)
-        push[t - 1] = alpha[t - 1][:, :, None] * pushed
-        dalpha = (pushed @ steps.push[t - 1].mT).reshape(B, S, 1, Q)
-        kept = column[:, :, :t].transpose(1, 2).reshape(B, t, QS)
-        on_top = F[:, :, :t, before].transpose(1, 2).reshape(B, t, QS)
-        replace[t - 1] = on_top.mT @ kept
-        below = (kept @ steps.replace[t - 1].mT).reshape(B, t, S, Q).transpose(1, 2)
-        dF[:, :, :t, before] = dF[:, :, :t, before] + (below if superposition else below + dalpha)
-    dP = F.mT @ dF  # what is not at k <= t - 2 means nothing, and is not read
-    dD = D.new_zeros(B, S, C, C)
+        now, later, old = slice(t * Q, (t + 1) * Q), slice((t + 2) * Q, C), slice(0, t + 2)
+        if t < n:
+            pushed, kept = chart.rows_by_time(moves[t] @ dF_at[t + 1, :, :, : t + 3])
+            row = dF[t, ..., old]
+            row += kept[..., old] + chart.rows_by_symbol(P[:, now, later] @ dF_of[:, later, old])
+            if not superposition:
+                alpha = row[..., 0]
+                alpha += pushed[..., :: t + 2].sum(-1)  # from alpha, and from the new element
+        replace[t - 1] = F_at[t - 1, :, :, : t + 1] @ dF_at[t, :, :, : t + 1].mT
+    pushed = dF.diagonal(1, 0, 4)[..., 1:] + dF[1:, ..., 0].permute(1, 2, 3, 0)  # (Q, S, B, n)
+    return F_at[:-1, :, :, :1] * pushed.permute(3, 2, 0, 1).reshape(n, B, 1, QS), replace
+
+
+def _walk_back_D_and_P(moves: Number, chart: Chart, dF: Number) -> tuple[Number, Number]:
+    """What D and P give to push and replace, stacked, and to pop."""
+    times, Q, S, B = chart.axes
+    n, QS, C = times - 1, Q * S, times * Q
+    dD = dF.new_zeros(*chart.axes, C)
+    P, D, F, dD_of, dF_of = (chart.by_symbol(x) for x in (chart.P, chart.D, chart.F, dD, dF))
+    D_at = chart.by_time(chart.D)
+    row = dF.new_zeros(2, Q, S, B, C)  # row j of dP and of dD
+    row_at = row.reshape(2 * QS, B, C).transpose(0, 1)
+    both = dF.new_zeros(n, B, 2 * QS, QS)
     for j in range(n):
-        now, after, later = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, (j + 2) * Q), slice((j + 2) * Q, C)
-        width = C - (j + 2) * Q
-        if j > 0:
-            earlier, tail = slice(0, max(j - 1, 0) * Q), slice((j + 1) * Q, C)
-            dD[:, :, now, tail] = dD[:, :, now, tail] + P[:, :, earlier, now].mT @ dD[:, :, earlier, tail]
-            pop[j] = dD[:, :, now, after].reshape(B, QS, Q)
-            dP[:, :, now, later] = dP[:, :, now, later] + dD[:, :, now, later] @ D[:, :, later, later].mT
-        below = D[:, :, after, later].reshape(B, QS, width)
-        inner_runs = dP[:, :, now, later].reshape(B, QS, width)
-        kept = dD[:, :, now, later].reshape(B, QS, width)
-        push[j] = push[j] + inner_runs @ below.mT
-        replace[j] = replace[j] + kept @ below.mT
-        given = steps.push[j].mT @ inner_runs + steps.replace[j].mT @ kept
-        dD[:, :, after, later] = given.reshape(B, S, Q, width)
-    return Steps(push, replace, pop)
+        now, tail, later = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, C), slice((j + 2) * Q, C)
+        earlier, old = slice(0, max(j - 1, 0) * Q), slice(0, j + 2)
+        dP = F[:, now, old] @ dF_of[:, later, old].mT
+        if j > 0:  # the bottom element is never popped
+            given = chart.rows_by_time(moves[j - 1].mT @ row_at[:, :, tail])[0]  # by row j - 1
+            dD[j, ..., tail] = given + chart.rows_by_symbol(P[:, earlier, now].mT @ dD_of[:, earlier, tail])
+            row[1, ..., later] = dD[j, ..., later]
+            dP = dP + dD_of[:, now, later] @ D[:, later, later].mT
+        row[0, ..., later] = chart.rows_by_symbol(dP)
+        both[j] = row_at[:, :, later] @ D_at[j + 1, :, :, later].mT
+    pop = dF.new_zeros(n, B, Q, S, Q)
+    pop[1:] = chart.pops(dD)
+    return both, pop.reshape(n, B, QS, Q)
+
+
+def _stacked(push: Number, replace: Number) -> Number:
+    """(n, B, 2 QS, QS)"""
+    n, B, QS, _ = push.shape
+    both = push.new_zeros(n, B, 2 * QS, QS)
+    both[:, :, :QS], both[:, :, QS:] = push, replace
+    return both
 
 
 def _one(like: Number) -> Number:
@@ -112,134 +190,6 @@ def _one(like: Number) -> Number:
     return Extended.of(one) if isinstance(like, Extended) else one
 
 
-def nondeterministic(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> Tensor:
-    """Attention weights (B, T, T + 1, Q, S) in float64."""
-    Q = log_push.shape[2]
-    inputs = _neutral(log_push, log_replace, log_pop, lengths)
-    chart = fill(scaled_steps(*inputs, extended=False), Q)
-    weights, _, _ = _normalise(chart, Q)
-    for b in _not_vouched(chart, lengths):
-        exact = fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
-        weights[b] = _normalise(exact, Q)[0][0]
-    if lengths is not None:
-        weights = weights.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
-    return weights
-
-
-def nondeterministic_backward(
-    grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients with respect to the log weights in float64, from `grad` with respect to the attention weights."""
-
-    def gradients(steps: Steps, chart: Chart, grad: Number) -> tuple[Tensor, Tensor, Tensor]:
-        weights, mass, alive = _normalise(chart, Q)
-        # the normalisation has a derivative too
-        grad = (grad - (grad * weights).sum((2, 3, 4), keepdim=True)).where(alive, 0.0)
-        if isinstance(mass, Extended):
-            grad = Extended.of(grad)
-        dF = _to_chart(grad / mass)
-        return log_gradients(steps, walk_back(steps, chart, dF, Q), Q)
-
-    Q = log_push.shape[2]
-    inputs = _neutral(log_push, log_replace, log_pop, lengths)
-    grad = grad.double()
-    if lengths is not None:
-        grad = grad.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
-    steps = scaled_steps(*inputs, extended=False)
-    chart = fill(steps, Q)
-    results = gradients(steps, chart, grad)
-    for b in _not_vouched(chart, lengths):
-        steps = scaled_steps(*(x[b : b + 1] for x in inputs), extended=True)
-        for result, exact in zip(results, gradients(steps, fill(steps, Q), grad[b : b + 1]), strict=True):
-            result[b] = exact[0]
-    return results
-
-
 def inside(lengths: Tensor, T: int) -> Tensor:
     """(B, T): which steps lie inside the lengths."""
     return torch.arange(T, device=lengths.device) < lengths[:, None]
-
-
-def _neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> list[Tensor]:
-    """Beyond the lengths may stand anything: put zeros there."""
-    inputs = [log_push, log_replace, log_pop]
-    if lengths is None:
-        return inputs
-    mask = inside(lengths, log_push.shape[1])
-    return [x.where(mask[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in inputs]
-
-
-def scaled_steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: bool) -> Steps:
-    """Weights of each step, divided by their largest outgoing row sum: nothing overflows, and in the end it cancels."""
-    B, n, Q, S = log_push.shape[:4]
-    # symbols before states, so that one symbol's rows lie together
-    push, replace = (x.double().permute(1, 0, 3, 2, 5, 4).reshape(n, B, S * Q, S * Q) for x in (log_push, log_replace))
-    pop = log_pop.double().permute(1, 0, 3, 2, 4).reshape(n, B, S * Q, Q)
-    shift = torch.cat([push, replace, pop], dim=-1).logsumexp(-1).amax(-1)[..., None, None]  # (n, B, 1, 1)
-    shift = shift.where(shift > -torch.inf, 0.0)
-    return Steps(*(Extended.exp(x - shift) if extended else (x - shift).exp() for x in (push, replace, pop)))
-
-
-def log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of a log weight is weight * gradient of the weight."""
-    products = (w * g for w, g in zip(weights, gradients, strict=True))
-    push, replace, pop = (x.to_tensor() if isinstance(x, Extended) else x for x in products)
-    n, B, QS, _ = push.shape
-    S = QS // Q
-    push, replace = (x.reshape(n, B, S, Q, S, Q).permute(1, 0, 3, 2, 5, 4) for x in (push, replace))
-    return push, replace, pop.reshape(n, B, S, Q, Q).permute(1, 0, 3, 2, 4)
-
-
-def _normalise(chart: Chart, Q: int) -> tuple[Tensor, Number, Tensor]:
-    """Attention weights (B, n, n + 1, Q, S), the mass of all runs of each row, and which rows have a run at all.
-
-    A row that has none gets the mass 1, so that one can divide by it.
-    """
-    B, S, rows, _ = chart.F.shape
-    F = chart.F.reshape(B, S, rows, rows, Q)[:, :, :, 1:].transpose(1, 4).transpose(1, 3)
-    mass = chart.alpha[1:].sum(-1).transpose(0, 1).reshape(B, rows - 1, 1, 1, 1)
-    if not isinstance(mass, Extended):
-        return F / mass, mass, mass > 0
-    alive = mass.mantissa > 0
-    mass.mantissa = mass.mantissa.where(alive, 1.0)
-    return (F / mass).to_tensor(), mass, alive
-
-
-def _not_vouched(chart: Chart, lengths: Tensor | None) -> list[int]:
-    mass = chart.alpha[1:].sum(-1)  # (n, B)
-    good = mass >= SMALLEST_MASS
-    if lengths is not None:
-        good |= ~inside(lengths, mass.shape[0]).T
-    return (~good.all(0)).nonzero()[:, 0].tolist()
-
-
-def _to_chart(grad: Number) -> Number:
-    """(B, n, n + 1, Q, S) -> (B, S, n + 1, C)"""
-    B, _, rows, Q, S = grad.shape
-    out = grad.new_zeros(B, S, rows, rows, Q)
-    out[:, :, :, 1:] = grad.transpose(1, 3).transpose(1, 4)
-    return out.reshape(B, S, rows, rows * Q)
-
-
-def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
-    chart = fill(action_steps(actions, lengths), 1, superposition=True)
-    weights = chart.F[:, 0, 1:, 1:].mT  # (B, T, T)
-    return weights if lengths is None else weights.where(inside(lengths, actions.shape[1])[..., None], 0.0)
-
-
-def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
-    steps = action_steps(actions, lengths)
-    chart = fill(steps, 1, superposition=True)
-    grad = grad.double()
-    if lengths is not None:
-        grad = grad.where(inside(lengths, actions.shape[1])[..., None], 0.0)
-    dF = torch.zeros_like(chart.F)
-    dF[:, 0, 1:, 1:] = grad.mT
-    found = walk_back(steps, chart, dF, 1, superposition=True)
-    return torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)  # (B, T, 3)
-
-
-def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
-    if lengths is not None:
-        actions = actions.where(inside(lengths, actions.shape[1])[..., None], 0.0)
-    return Steps(*(x[..., None] for x in actions.double().transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .chart import SMALLEST_MASS, Steps, inside
+from .chart import Steps, inside
+from .torch_backend import SMALLEST_MASS
 
 
 def _padded(n):
@@ -55,7 +56,7 @@ class Layout(NamedTuple):
         y, i, t, r = (axis(size, dim, 4) for dim, size in enumerate((S, T + 1, T + 1, Q)))
         F = offset[t] + QS * p_row(t) + (y * Q + r) * f_row(t) + i
         found.append((F, ((i <= t) & (t > 0)).expand(F.shape)))
-        t, x, q, y, r = (axis(size, dim, 5) for dim, size in enumerate((T, S, Q, S, Q)))
+        t, q, x, r, y = (axis(size, dim, 5) for dim, size in enumerate((T, Q, S, Q, S)))
         t = t + 1
         push = offset[t] + QS * (p_row(t) + f_row(t)) + (r * S + y) * _padded(QS) + q * S + x
         everywhere = torch.ones_like(push, dtype=torch.bool)
@@ -76,8 +77,8 @@ class Dense(NamedTuple):
 
     P: Tensor  # (B, S, T+1, Q, T+1, Q)
     F: Tensor  # (B, S, T+1, T+1, Q)
-    push: Tensor  # (B, T, S, Q, S, Q)
-    replace: Tensor  # (B, T, S, Q, S, Q)
+    push: Tensor  # (B, T, Q, S, Q, S)
+    replace: Tensor  # (B, T, Q, S, Q, S)
 
 
 def unpack(state: Tensor, layout: Layout, T: int) -> Dense:
@@ -100,28 +101,28 @@ def pack(dense: Dense, layout: Layout, T: int) -> Tensor:
 class Column(NamedTuple):
     """What one step computes on the way: the system, its solution, and what was on top before."""
 
-    system: Tensor  # (B, N, N), unit upper triangular, N = (t - 1) S Q
-    D: Tensor  # (B, t - 1, S Q, Q): D[j -> t] for j = 1..t-1
-    alpha: Tensor  # (B, S Q) at t - 1
-    on_top: Tensor  # (B, t, S Q): F[. -> t - 1]
+    system: Tensor  # (B, N, N), unit upper triangular, N = (t - 1) Q S
+    D: Tensor  # (B, t - 1, Q S, Q): D[j -> t] for j = 1..t-1
+    alpha: Tensor  # (B, Q S) at t - 1
+    on_top: Tensor  # (B, t, Q S): F[. -> t - 1]
 
 
 def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
-    """`pop` is (B, S Q, Q)."""
+    """`pop` is (B, Q S, Q)."""
     B, S, _, Q = dense.P.shape[:4]
-    system = pop.new_zeros(B, t - 1, S, Q, t - 1, S, Q)
-    system.diagonal(dim1=2, dim2=5).copy_(dense.P[:, :, 1:t, :, 1:t].permute(0, 2, 3, 4, 5, 1)).neg_()
+    system = pop.new_zeros(B, t - 1, Q, S, t - 1, Q, S)
+    system.diagonal(dim1=3, dim2=6).copy_(dense.P[:, :, 1:t, :, 1:t].permute(0, 2, 3, 4, 5, 1)).neg_()
     if t > 2:
         kept = dense.replace[:, 1 : t - 1].permute(0, 2, 3, 4, 5, 1)
         system.diagonal(offset=1, dim1=1, dim2=4).sub_(kept)
-    N = (t - 1) * S * Q
+    N = (t - 1) * Q * S
     system = system.reshape(B, N, N)
     popped = pop.new_zeros(B, N, Q)
-    popped[:, N - S * Q :] = pop[:, : min(N, S * Q)]
+    popped[:, N - Q * S :] = pop[:, : min(N, Q * S)]
     D = torch.linalg.solve_triangular(system, popped, upper=True, unitriangular=True)
-    on_top = dense.F[:, :, :t, t - 1].permute(0, 2, 1, 3).reshape(B, t, S * Q)
+    on_top = dense.F[:, :, :t, t - 1].permute(0, 2, 3, 1).reshape(B, t, Q * S)
     alpha = torch.ones_like(on_top[:, 0]) if superposition else on_top.sum(1)
-    return Column(system, D.reshape(B, t - 1, S * Q, Q), alpha, on_top)
+    return Column(system, D.reshape(B, t - 1, Q * S, Q), alpha, on_top)
 
 
 def extend(
@@ -131,18 +132,18 @@ def extend(
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
     dense = _grown(unpack(state, layout, before), c, superposition)
-    dense.push[:, before:] = steps.push.transpose(0, 1).reshape(B, c, S, Q, S, Q)
-    dense.replace[:, before:] = steps.replace.transpose(0, 1).reshape(B, c, S, Q, S, Q)
+    dense.push[:, before:] = steps.push.transpose(0, 1).reshape(B, c, Q, S, Q, S)
+    dense.replace[:, before:] = steps.replace.transpose(0, 1).reshape(B, c, Q, S, Q, S)
     for t in range(before + 1, T + 1):
         step = t - before - 1
         column = _column(dense, steps.pop[step], t, superposition)
-        inner = dense.push[:, : t - 1].reshape(B, t - 1, S * Q, S * Q) @ column.D  # (B, t - 1, S Q, Q)
-        dense.P[:, :, : t - 1, :, t] = inner.reshape(B, t - 1, S, Q, Q).transpose(1, 2)
-        kept = (column.on_top @ steps.replace[step]).reshape(B, t, S, Q).transpose(1, 2)
+        inner = dense.push[:, : t - 1].reshape(B, t - 1, Q * S, Q * S) @ column.D  # (B, t - 1, Q S, Q)
+        dense.P[:, :, : t - 1, :, t] = inner.reshape(B, t - 1, Q, S, Q).permute(0, 3, 1, 2, 4)
+        kept = (column.on_top @ steps.replace[step]).reshape(B, t, Q, S).permute(0, 3, 1, 2)
         after = dense.F[:, :, :t, : t - 1].reshape(B, S, t, (t - 1) * Q)
         returned = after @ dense.P[:, :, : t - 1, :, t].reshape(B, S, (t - 1) * Q, Q)
         dense.F[:, :, :t, t] = kept + returned
-        dense.F[:, :, t, t] = (column.alpha[:, None] @ steps.push[step]).reshape(B, S, Q)
+        dense.F[:, :, t, t] = (column.alpha[:, None] @ steps.push[step]).reshape(B, Q, S).mT
     rows = dense.F[:, :, :, before + 1 :].permute(0, 3, 2, 4, 1)  # (B, c, T + 1, Q, S)
     if superposition:
         return pack(dense, layout, T), _masked(rows[:, :, 1:], lengths), True
@@ -183,31 +184,31 @@ def retract(
     for t in range(T, before, -1):
         step = t - before - 1
         column = _column(dense, steps.pop[step], t, superposition)
-        dF = grad.F[:, :, :t, t].permute(0, 2, 1, 3).reshape(B, t, S * Q)
-        pushed = grad.F[:, :, t, t].reshape(B, 1, S * Q)
-        grad.push[:, t - 1] += (column.alpha[:, :, None] * pushed).reshape(B, S, Q, S, Q)
-        grad.replace[:, t - 1] += (column.on_top.mT @ dF).reshape(B, S, Q, S, Q)
+        dF = grad.F[:, :, :t, t].permute(0, 2, 3, 1).reshape(B, t, Q * S)
+        pushed = grad.F[:, :, t, t].mT.reshape(B, 1, Q * S)
+        grad.push[:, t - 1] += (column.alpha[:, :, None] * pushed).reshape(B, Q, S, Q, S)
+        grad.replace[:, t - 1] += (column.on_top.mT @ dF).reshape(B, Q, S, Q, S)
         below = dF @ steps.replace[step].mT
         if not superposition:
             below = below + pushed @ steps.push[step].mT
-        grad.F[:, :, :t, t - 1] += below.reshape(B, t, S, Q).transpose(1, 2)
+        grad.F[:, :, :t, t - 1] += below.reshape(B, t, Q, S).permute(0, 3, 1, 2)
         after = dense.F[:, :, :t, : t - 1].reshape(B, S, t, (t - 1) * Q)
         inner = dense.P[:, :, : t - 1, :, t].reshape(B, S, (t - 1) * Q, Q)
         dF = grad.F[:, :, :t, t]  # (B, S, t, Q)
         dP = grad.P[:, :, : t - 1, :, t].reshape(B, S, (t - 1) * Q, Q) + after.mT @ dF
         grad.F[:, :, :t, : t - 1] += (dF @ inner.mT).reshape(B, S, t, t - 1, Q)
-        dP = dP.reshape(B, S, t - 1, Q, Q).transpose(1, 2).reshape(B, t - 1, S * Q, Q)
-        dD = dense.push[:, : t - 1].reshape(B, t - 1, S * Q, S * Q).mT @ dP
+        dP = dP.reshape(B, S, t - 1, Q, Q).permute(0, 2, 3, 1, 4).reshape(B, t - 1, Q * S, Q)
+        dD = dense.push[:, : t - 1].reshape(B, t - 1, Q * S, Q * S).mT @ dP
         adjoint = torch.linalg.solve_triangular(
-            column.system.mT, dD.reshape(B, (t - 1) * S * Q, Q), upper=False, unitriangular=True
-        ).reshape(B, t - 1, S * Q, Q)
-        grad.push[:, : t - 1] += (dP @ column.D.mT).reshape(B, t - 1, S, Q, S, Q)
-        grad.replace[:, 1 : t - 1] += (adjoint[:, :-1] @ column.D[:, 1:].mT).reshape(B, max(t - 2, 0), S, Q, S, Q)
-        ours, theirs = (x.reshape(B, t - 1, S, Q, Q) for x in (adjoint, column.D))
-        grad.P[:, :, 1:t, :, 1:t] += torch.einsum("bjwpr,bkwsr->bwjpks", ours, theirs)
+            column.system.mT, dD.reshape(B, (t - 1) * Q * S, Q), upper=False, unitriangular=True
+        ).reshape(B, t - 1, Q * S, Q)
+        grad.push[:, : t - 1] += (dP @ column.D.mT).reshape(B, t - 1, Q, S, Q, S)
+        grad.replace[:, 1 : t - 1] += (adjoint[:, :-1] @ column.D[:, 1:].mT).reshape(B, max(t - 2, 0), Q, S, Q, S)
+        ours, theirs = (x.reshape(B, t - 1, Q, S, Q) for x in (adjoint, column.D))
+        grad.P[:, :, 1:t, :, 1:t] += torch.einsum("bjpwr,bkswr->bwjpks", ours, theirs)
         if t > 1:
             pop[step] = adjoint[:, -1]
-    push, replace = (x[:, before:].reshape(B, c, S * Q, S * Q).transpose(0, 1) for x in (grad.push, grad.replace))
+    push, replace = (x[:, before:].reshape(B, c, Q * S, Q * S).transpose(0, 1) for x in (grad.push, grad.replace))
     return pack(grad, layout, before), Steps(push, replace, pop)
 
 

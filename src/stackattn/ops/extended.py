@@ -60,6 +60,12 @@ class Extended:
     def transpose(self, a: int, b: int) -> Extended:
         return Extended(self.mantissa.transpose(a, b), self.exponent.transpose(a, b))
 
+    def permute(self, *dims: int) -> Extended:
+        return Extended(self.mantissa.permute(dims), self.exponent.permute(dims))
+
+    def diagonal(self, offset: int, a: int, b: int) -> Extended:
+        return Extended(self.mantissa.diagonal(offset, a, b), self.exponent.diagonal(offset, a, b))
+
     @property
     def mT(self) -> Extended:
         return self.transpose(-2, -1)
@@ -69,6 +75,10 @@ class Extended:
         return Extended.normal(
             _scaled(self.mantissa, self.exponent - top) + _scaled(other.mantissa, other.exponent - top), top
         )
+
+    def __iadd__(self, other: Extended) -> Extended:
+        self[...] = self + other
+        return self
 
     def __mul__(self, other: Extended) -> Extended:
         return Extended.normal(self.mantissa * other.mantissa, self.exponent + other.exponent)

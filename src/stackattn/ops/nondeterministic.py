@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import chart, checks, native, reference
+from . import chart, checks, native, reference, torch_backend
 from .backends import choose
 from .registration import SECOND_DERIVATIVES, Operator
 
@@ -47,7 +47,7 @@ def nondeterministic_weights(
     backend = choose(backend, log_push.device)
     if backend == "reference":
         return _reference(log_push, log_replace, log_pop, lengths)
-    return _op(log_push, log_replace, log_pop, lengths, backend)
+    return _op(log_push, log_replace, log_pop, lengths, backend)[0]
 
 
 def _check_numbers(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> None:
@@ -65,13 +65,14 @@ def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: 
     return reference.nondeterministic_weights(*inputs).where(inside[..., None, None, None], 0.0)
 
 
+# The second result is the memory of the charts, which the `torch` backend keeps for its backward pass, or nothing.
 _op = Operator(
     "nondeterministic_weights",
-    "(Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend) -> Tensor",
+    "(Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend) -> (Tensor, Tensor)",
 )
 _op_backward = Operator(
     "nondeterministic_weights_backward",
-    "(Tensor grad, Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend)"
+    "(Tensor grad, Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, Tensor memory, str backend)"
     " -> (Tensor, Tensor, Tensor)",
 )
 
@@ -82,37 +83,43 @@ def _(log_push, log_replace, log_pop, lengths, backend):
     lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         checks.check_length_values(lengths, log_push.shape[1])
-        return native.nondeterministic(log_push, log_replace, log_pop, lengths)
+        return native.nondeterministic(log_push, log_replace, log_pop, lengths), _no_memory(log_push)
     _check_numbers(log_push, log_replace, log_pop, lengths)
-    return chart.nondeterministic(log_push, log_replace, log_pop, lengths).to(log_push.dtype).contiguous()
+    weights, memory = torch_backend.nondeterministic(log_push, log_replace, log_pop, lengths)
+    return weights.to(log_push.dtype).contiguous(), memory
 
 
 @_op_backward.implementation
-def _(grad, log_push, log_replace, log_pop, lengths, backend):
+def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     if grad.shape != (*log_push.shape[:2], log_push.shape[1] + 1, *log_push.shape[2:4]):
         raise ValueError(f"grad: expected the shape of the attention weights, got {tuple(grad.shape)}")
     lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
-    found = chart.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
+    found = torch_backend.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths, memory)
     return tuple(x.to(log_push.dtype).contiguous() for x in found)
+
+
+def _no_memory(x):
+    return x.new_empty(0, dtype=torch.float64)
 
 
 @_op.fake
 def _(log_push, log_replace, log_pop, lengths, backend):
     B, T, Q, S = log_push.shape[:4]
-    return log_push.new_empty(B, T, T + 1, Q, S)
+    size = chart.Chart.size(T, B, Q, S) if backend == "torch" else 0
+    return log_push.new_empty(B, T, T + 1, Q, S), log_push.new_empty(size, dtype=torch.float64)
 
 
 @_op_backward.fake
-def _(grad, log_push, log_replace, log_pop, lengths, backend):
+def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (log_push, log_replace, log_pop))
 
 
 @_op.gradient
-def _(saved, backend, grad):
-    return _op_backward(grad, *saved, backend)
+def _(inputs, memory, backend, grad):
+    return _op_backward(grad, *inputs, *memory, backend)
 
 
 _op_backward.without_gradient(SECOND_DERIVATIVES)
@@ -120,9 +127,11 @@ _op_backward.without_gradient(SECOND_DERIVATIVES)
 
 @_op.batched
 def _(tensors, size, backend):
-    return _op(*tensors, backend).unflatten(0, (size, -1)), 0
+    weights, _ = _op(*tensors, backend)
+    return (weights.unflatten(0, (size, -1)), _no_memory(weights)), (0, None)
 
 
 @_op_backward.batched
 def _(tensors, size, backend):
-    return tuple(x.unflatten(0, (size, -1)) for x in _op_backward(*tensors, backend)), (0, 0, 0)
+    grads = _op_backward(*tensors, _no_memory(tensors[0]), backend)
+    return tuple(x.unflatten(0, (size, -1)) for x in grads), (0, 0, 0)

@@ -8,6 +8,7 @@ nobody asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,6 +24,9 @@ class Operator:
         self._call = getattr(torch.ops.stackattn, name).default
 
     def __call__(self, *args):
+        # torch.func.grad does not see through what torch.library registers, but through an autograd.Function it does.
+        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+            return self._function.apply(*args)
         return self._call(*args)
 
     def implementation(self, function: Callable) -> None:
@@ -33,16 +37,23 @@ class Operator:
         torch.library.register_fake(self._name, function, lib=_library)
 
     def gradient(self, function: Callable) -> None:
-        """`function(saved tensors, backend, grad)` gives the gradients of all tensors but `lengths`."""
+        """`function(input tensors, memory, backend, grad)` gives the gradients of all tensors but `lengths`.
+
+        `grad` belongs to the first result; the others are `memory`, kept for the backward pass and for nothing else.
+        """
 
         def setup_context(ctx, inputs, output):
             *tensors, ctx.backend = inputs
-            ctx.save_for_backward(*tensors)
+            memory = output[1:] if isinstance(output, tuple) else ()
+            ctx.mark_non_differentiable(*memory)
+            ctx.inputs = len(tensors)
+            ctx.save_for_backward(*tensors, *memory)
 
-        def backward(ctx, grad):
-            return *function(ctx.saved_tensors, ctx.backend, grad), None, None
+        def backward(ctx, grad, *_):
+            inputs, memory = ctx.saved_tensors[: ctx.inputs], ctx.saved_tensors[ctx.inputs :]
+            return *function(inputs, memory, ctx.backend, grad), None, None
 
-        torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_library)
+        self._register_autograd(setup_context, backward)
 
     def without_gradient(self, message: str) -> None:
         """Differentiating the operator raises an error that says so."""
@@ -50,19 +61,35 @@ class Operator:
         def backward(ctx, *grads):
             raise RuntimeError(message)
 
-        torch.library.register_autograd(self._name, backward, lib=_library)
+        self._register_autograd(lambda ctx, inputs, output: None, backward)
+
+    def _register_autograd(self, setup_context: Callable, backward: Callable) -> None:
+        call = self._call
+        torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_library)
+        members = {
+            "forward": lambda *args: call(*args),
+            "setup_context": setup_context,
+            "backward": backward,
+            "vmap": self._vmap,
+        }
+        members = {name: staticmethod(member) for name, member in members.items()}
+        self._function: Any = type(self._name, (torch.autograd.Function,), members)
 
     def batched(self, function: Callable) -> None:
-        """`function(tensors, size, backend)`: the extra axis, of that size, is in the tensors' first one."""
+        """`function(tensors, size, backend)`: the extra axis, of that size, is in the tensors' first one.
 
-        def vmap(info, in_dims, *args):
-            *tensors, backend = args
-            folded = []
-            for x, dim in zip(tensors, in_dims, strict=False):
-                if x is not None:
-                    x = x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
-                    x = x.flatten(0, 1)
-                folded.append(x)
-            return function(folded, info.batch_size, backend)
+        Memory is not among them: its form is nobody else's business.
+        """
+        self._batched = function
+        torch.library.register_vmap(self._name, self._vmap, lib=_library)
 
-        torch.library.register_vmap(self._name, vmap, lib=_library)
+    def _vmap(self, info, in_dims, *args):
+        folded = []
+        for argument, x, dim in zip(self._call._schema.arguments[:-1], args[:-1], in_dims[:-1], strict=True):
+            if argument.name == "memory":
+                continue
+            if x is not None:
+                x = x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
+                x = x.flatten(0, 1)
+            folded.append(x)
+        return self._batched(folded, info.batch_size, args[-1])

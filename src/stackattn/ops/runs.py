@@ -50,16 +50,16 @@ class Run:
             stacks.append(list(stack))
         return stacks
 
-    def listing(self, labels: Sequence[str] | None = None) -> str:
+    def listing(self, labels: Sequence[object] | None = None) -> str:
         """One line per step, indented by the depth of the element it touches, so that a push and its pop line up.
 
-        `labels` (such as the tokens read) stand in for the step numbers.
+        `labels` (such as the tokens read, or their numbers) stand in for the step numbers.
         """
-        labels = [str(step) for step in range(len(self.operations))] if labels is None else labels
-        if len(labels) != len(self.operations):
-            raise ValueError(f"labels: expected one for each of the {len(self.operations)} steps, got {len(labels)}")
-        width, lines = max(map(len, labels), default=0), []
-        for label, operation, stack in zip(labels, self.operations, self.stacks(), strict=True):
+        texts = [str(label) for label in (range(len(self.operations)) if labels is None else labels)]
+        if len(texts) != len(self.operations):
+            raise ValueError(f"labels: expected one for each of the {len(self.operations)} steps, got {len(texts)}")
+        width, lines = max(map(len, texts), default=0), []
+        for label, operation, stack in zip(texts, self.operations, self.stacks(), strict=True):
             depth = len(stack) - (operation.kind != "pop")
             lines.append(f"{label:>{width}}  {'  ' * depth}{operation}")
         return "\n".join(lines)
@@ -89,8 +89,12 @@ def sample_runs(
 
     Arguments as for `best_runs`. A seeded `generator` makes the samples repeatable.
     """
-    if num_samples < 0:
-        raise ValueError(f"num_samples: expected at least 0, got {num_samples}")
+    if not isinstance(num_samples, int) or isinstance(num_samples, bool):
+        raise TypeError(f"num_samples: expected an integer, got {num_samples!r}")
+    if num_samples < 1:
+        raise ValueError(f"num_samples: expected at least 1, got {num_samples}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
     device = generator.device if generator is not None else "cpu"
     samples = []
     for b, transitions in _sequences(log_push, log_replace, log_pop, lengths):

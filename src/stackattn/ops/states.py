@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import chart, checks, columns, native
+from . import checks, columns, native
 from .backends import choose
+from .chart import Steps, inside
 from .columns import Layout
 from .nondeterministic import nondeterministic_weights
+from .steps import action_steps, log_gradients, scaled_steps
 
 
 class _Buffer:
@@ -96,17 +98,17 @@ class _Extend(torch.autograd.Function):
         return grad_before, None, None, *grads
 
 
-def _steps(call: _Call, inputs: tuple[Tensor, ...] | list[Tensor]) -> chart.Steps:
+def _steps(call: _Call, inputs: tuple[Tensor, ...] | list[Tensor]) -> Steps:
     inputs = tuple(_still_where_ended(call, inputs))
-    return chart.action_steps(inputs[0], None) if call.superposition else chart.scaled_steps(*inputs, extended=False)
+    return action_steps(inputs[0], None) if call.superposition else scaled_steps(*inputs, extended=False)
 
 
 def _still_where_ended(call: _Call, inputs: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
     """Beyond the lengths, the step that changes nothing."""
     if call.lengths is None:
         return list(inputs)
-    inside = chart.inside(call.lengths, inputs[0].shape[1])
-    masks = [inside[(...,) + (None,) * (x.dim() - 2)] for x in inputs]
+    counts = inside(call.lengths, inputs[0].shape[1])
+    masks = [counts[(...,) + (None,) * (x.dim() - 2)] for x in inputs]
     if call.superposition:
         return [inputs[0].where(masks[0], inputs[0].new_tensor([0.0, 1.0, 0.0]))]
     Q, S = call.layout
@@ -115,14 +117,14 @@ def _still_where_ended(call: _Call, inputs: tuple[Tensor, ...] | list[Tensor]) -
     return [x.where(mask, value) for x, mask, value in zip(inputs, masks, instead, strict=True)]
 
 
-def _input_gradients(call: _Call, steps: chart.Steps, found: chart.Steps) -> list[Tensor]:
+def _input_gradients(call: _Call, steps: Steps, found: Steps) -> list[Tensor]:
     if call.superposition:
         grads = [torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)]
     else:
-        grads = list(chart.log_gradients(steps, found, call.layout.Q))
+        grads = list(log_gradients(steps, found, call.layout.Q))
     if call.lengths is not None:
-        inside = chart.inside(call.lengths, steps.push.shape[0])
-        grads = [x.where(inside[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in grads]
+        counts = inside(call.lengths, steps.push.shape[0])
+        grads = [x.where(counts[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in grads]
     return grads
 
 
@@ -318,7 +320,7 @@ class NondeterministicState(_State):
         weights = nondeterministic_weights(*steps, backend=self._backend)
         weights = weights[:, self.length :]
         if lengths is not None:
-            weights = weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
+            weights = weights.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
         nothing = _Buffer(self._tensor.detach(), -1)
         return weights, NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
 

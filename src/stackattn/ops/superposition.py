@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import chart, checks, native, reference
+from . import chart, checks, native, reference, torch_backend
 from .backends import choose
 from .registration import SECOND_DERIVATIVES, Operator
 
@@ -65,7 +65,7 @@ def _(actions, lengths, backend):
         checks.check_length_values(lengths, actions.shape[1])
         return native.superposition(actions, lengths)
     _check_numbers(actions, lengths)
-    return chart.superposition(actions, lengths).to(actions.dtype).contiguous()
+    return torch_backend.superposition(actions, lengths).to(actions.dtype).contiguous()
 
 
 @_op_backward.implementation
@@ -76,7 +76,7 @@ def _(grad, actions, lengths, backend):
     lengths = None if lengths is None else lengths.long()
     if backend == "cpp":
         return native.superposition_backward(grad, actions, lengths)
-    return chart.superposition_backward(grad, actions, lengths).to(actions.dtype).contiguous()
+    return torch_backend.superposition_backward(grad, actions, lengths).to(actions.dtype).contiguous()
 
 
 @_op.fake
@@ -91,8 +91,8 @@ def _(grad, actions, lengths, backend):
 
 
 @_op.gradient
-def _(saved, backend, grad):
-    return (_op_backward(grad, *saved, backend),)
+def _(inputs, memory, backend, grad):
+    return (_op_backward(grad, *inputs, backend),)
 
 
 _op_backward.without_gradient(SECOND_DERIVATIVES)

@@ -7,8 +7,11 @@
 // The last axis of each is padded with zeros to a multiple of 8, so that vectors need not look where they end. The gradient of a state
 // has the same form (what is in its padding does not matter), so that it can travel from step to step as a gradient travels.
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "arithmetic.h"
-#include "chart.h"
+#include "workspace.h"
 
 namespace STACKATTN_KERNEL {
 namespace {

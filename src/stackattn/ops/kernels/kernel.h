@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdint>
 
-// All arrays are contiguous, and those of states and their gradients begin on a 64-byte boundary; `lengths` may be null (every sequence has all its steps). `wide` says that the arrays of
-// numbers hold double instead of float.
+// All arrays are contiguous, and those of states and their gradients begin on a 64-byte boundary; `lengths` may be null (every sequence
+// has all its steps). `wide` says that the arrays of numbers hold double instead of float.
 struct Problem {
   int64_t batch, steps, states, symbols;
   const int64_t* lengths;
@@ -24,8 +24,8 @@ struct State {
   int64_t stride, before;
 };
 
-struct Kernel {
-  const char* name;
+// full_pass.cpp
+struct FullPass {
   // (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q) -> (B,T,T+1,Q,S)
   Report (*nondeterministic)(const Problem&, const void* push, const void* replace, const void* pop, void* weights);
   Report (*nondeterministic_backward)(const Problem&, const void* push, const void* replace, const void* pop,
@@ -33,8 +33,11 @@ struct Kernel {
   // (B,T,3) -> (B,T,T)
   Report (*superposition)(const Problem&, const void* actions, void* weights);
   Report (*superposition_backward)(const Problem&, const void* actions, const void* grad_weights, void* grad_actions);
-  // States: the number of doubles in one, adding steps to it, and the way back. For the superposition stack `push` is the actions.
-  // Null gradients are zero.
+};
+
+// states.cpp: the number of doubles in one, adding steps to it, and the way back. For the superposition stack `push` is the actions.
+// Null gradients are zero.
+struct States {
   int64_t (*state_size)(int64_t states, int64_t symbols, int64_t steps);
   Report (*extend)(const Problem&, const State&, bool superposition, const void* push, const void* replace, const void* pop,
                    void* weights);

@@ -11,12 +11,21 @@
 
 namespace nb = nanobind;
 
-#define DECLARE(isa)          \
-  namespace isa {             \
-  extern const Kernel kernel; \
+// What CMakeLists.txt compiles for one instruction set.
+struct Kernel {
+  const char* name;
+  const FullPass& full_pass;
+  const States& states;
+};
+
+#define DECLARE(isa)                                     \
+  namespace isa {                                        \
+  extern const FullPass full_pass;                       \
+  extern const States states;                            \
+  const Kernel kernel = {#isa, full_pass, states};       \
   }
 DECLARE(kernel_portable)
-#if defined(__x86_64__)
+#if defined(STACKATTN_X86)
 DECLARE(kernel_avx2)
 DECLARE(kernel_avx512)
 #endif
@@ -26,7 +35,7 @@ namespace {
 // The best variant for this processor; STACKATTN_KERNEL=portable, avx2 or avx512 asks for a certain one, to test it.
 const Kernel* choose() {
   std::vector<const Kernel*> able;  // best first
-#if defined(__x86_64__)
+#if defined(STACKATTN_X86)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     able.push_back(&kernel_avx512::kernel);
@@ -76,32 +85,32 @@ NB_MODULE(_kernel, m) {
   m.def("nondeterministic", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address push, Address replace,
                                Address pop, Address weights) {
     const Problem p = problem(sizes, lengths, threads, wide);
-    return run([&] { return kernel().nondeterministic(p, in(push), in(replace), in(pop), out(weights)); });
+    return run([&] { return kernel().full_pass.nondeterministic(p, in(push), in(replace), in(pop), out(weights)); });
   });
   m.def("nondeterministic_backward",
         [](nb::tuple sizes, Address lengths, int threads, bool wide, Address push, Address replace, Address pop,
            Address grad_weights, Address grad_push, Address grad_replace, Address grad_pop) {
           const Problem p = problem(sizes, lengths, threads, wide);
           return run([&] {
-            return kernel().nondeterministic_backward(p, in(push), in(replace), in(pop), in(grad_weights), out(grad_push),
+            return kernel().full_pass.nondeterministic_backward(p, in(push), in(replace), in(pop), in(grad_weights), out(grad_push),
                                                       out(grad_replace), out(grad_pop));
           });
         });
   m.def("superposition", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address actions, Address weights) {
     const Problem p = problem(sizes, lengths, threads, wide);
-    return run([&] { return kernel().superposition(p, in(actions), out(weights)); });
+    return run([&] { return kernel().full_pass.superposition(p, in(actions), out(weights)); });
   });
   m.def("superposition_backward", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address actions,
                                      Address grad_weights, Address grad_actions) {
     const Problem p = problem(sizes, lengths, threads, wide);
-    return run([&] { return kernel().superposition_backward(p, in(actions), in(grad_weights), out(grad_actions)); });
+    return run([&] { return kernel().full_pass.superposition_backward(p, in(actions), in(grad_weights), out(grad_actions)); });
   });
-  m.def("state_size", [](int64_t states, int64_t symbols, int64_t steps) { return kernel().state_size(states, symbols, steps); });
+  m.def("state_size", [](int64_t states, int64_t symbols, int64_t steps) { return kernel().states.state_size(states, symbols, steps); });
   m.def("extend", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
                      bool superposition, Address push, Address replace, Address pop, Address weights) {
     const Problem p = problem(sizes, lengths, threads, wide);
     const State state{static_cast<double*>(out(data)), stride, before};
-    return run([&] { return kernel().extend(p, state, superposition, in(push), in(replace), in(pop), out(weights)); });
+    return run([&] { return kernel().states.extend(p, state, superposition, in(push), in(replace), in(pop), out(weights)); });
   });
   m.def("retract", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
                       bool superposition, Address push, Address replace, Address pop, Address grad_weights, Address grad_after,
@@ -110,7 +119,7 @@ NB_MODULE(_kernel, m) {
     const State state{static_cast<double*>(out(data)), stride, before};
     const State after{static_cast<double*>(out(grad_after)), grad_stride, before};
     return run([&] {
-      return kernel().retract(p, state, superposition, in(push), in(replace), in(pop), in(grad_weights), after,
+      return kernel().states.retract(p, state, superposition, in(push), in(replace), in(pop), in(grad_weights), after,
                               static_cast<double*>(out(grad_before)), out(grad_push), out(grad_replace), out(grad_pop));
     });
   });

@@ -1,0 +1,126 @@
+// What the full pass and the states share: one sequence after another on as many threads as asked for, and reading their input.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <vector>
+
+#include "arithmetic.h"
+#include "kernel.h"
+#include "workspace.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace STACKATTN_KERNEL {
+namespace {
+
+// A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step): while no
+// mass is below e^-600, nothing that was lost can matter. See docs/maths.md.
+constexpr double kSmallestMass = 2.6e-261;
+
+// Denormals are slow, and whatever they could still say is below what `Linear` vouches for.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__) || defined(_M_X64)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(saved_ | (uint64_t(1) << 24)));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#endif
+};
+
+template <class Body>
+Report for_each_sequence(const Problem& problem, Body body) {
+  std::vector<Report> found(problem.batch);
+  const int threads = int(std::max<int64_t>(1, std::min<int64_t>(problem.threads, problem.batch)));
+  bool exhausted = false;  // an exception must not leave the parallel region
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    FlushDenormals flush;
+    Workspace& work = own_workspace();
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t s = 0; s < problem.batch; ++s) {
+      try {
+        found[s] = body(work, s, problem.lengths ? problem.lengths[s] : problem.steps);
+      } catch (const std::bad_alloc&) {
+#pragma omp atomic write
+        exhausted = true;
+      }
+    }
+    work.keep_at_most(size_t(16) << 20);
+  }
+  if (exhausted) throw std::bad_alloc();
+  Report all;
+  for (int64_t s = problem.batch - 1; s >= 0; --s) {
+    const bool vouched = all.vouched && found[s].vouched;
+    if (found[s].argument) all = {found[s].argument, s, found[s].step};
+    all.vouched = vouched;
+  }
+  return all;
+}
+
+// Raises `top` to the largest of the numbers; false if there is nan or +inf among them.
+template <class IO>
+bool raise_top(const IO* numbers, int n, double& top) {
+  Vec largest = splat(top);
+  IVec good = (IVec{} == 0);
+  for (int i = 0; i < n; i += kLanes) {
+    const Vec x = read(numbers + i, n - i, -INFINITY);
+    good &= x < splat(INFINITY);
+    largest = x > largest ? x : largest;
+  }
+  for (int l = 0; l < kLanes; ++l) {
+    if (!good[l]) return false;
+    top = std::max(top, largest[l]);
+  }
+  return true;
+}
+
+// A step's weights, exp(log weight - shift): the shift makes the largest outgoing row sum 1, so that nothing overflows.
+// It cancels in every attention weight. Returns the number of a bad argument, or 0.
+template <class A, class IO>
+int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, typename A::Ptr push_to, typename A::Ptr repl_to,
+              typename A::Ptr pop_to) {
+  double top = -INFINITY;
+  if (!raise_top(push, QS * QS, top)) return 1;
+  if (!raise_top(repl, QS * QS, top)) return 2;
+  if (!raise_top(pop, QS * Q, top)) return 3;
+  if (top == -INFINITY) top = 0;
+  A::exp(push, top, push_to, QS * QS);
+  A::exp(repl, top, repl_to, QS * QS);
+  A::exp(pop, top, pop_to, QS * Q);
+  if constexpr (A::kPlanes == 1) {
+    double largest = 0;
+    for (int s = 0; s < QS; ++s) {
+      double row = 0;
+      for (int i = 0; i < QS; ++i) row += push_to[s * QS + i] + repl_to[s * QS + i];
+      for (int i = 0; i < Q; ++i) row += pop_to[s * Q + i];
+      largest = std::max(largest, row);
+    }
+    if (largest == 0) return 0;
+    const double scale = 1 / largest;
+    for (int i = 0; i < QS * QS; ++i) push_to[i] *= scale, repl_to[i] *= scale;
+    for (int i = 0; i < QS * Q; ++i) pop_to[i] *= scale;
+  }
+  return 0;
+}
+
+template <class IO>
+bool finite(const IO* action) {
+  return std::isfinite(action[0]) && std::isfinite(action[1]) && std::isfinite(action[2]);
+}
+
+}  // namespace
+}  // namespace STACKATTN_KERNEL

@@ -1,0 +1,43 @@
+"""The transition weights of steps on their way into a chart, and their gradients on the way out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .chart import Steps, inside
+from .extended import Extended
+
+
+def neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> list[Tensor]:
+    """Beyond the lengths may stand anything: put zeros there."""
+    inputs = [log_push, log_replace, log_pop]
+    if lengths is None:
+        return inputs
+    mask = inside(lengths, log_push.shape[1])
+    return [x.where(mask[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in inputs]
+
+
+def scaled_steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: bool) -> Steps:
+    """Weights of each step, divided by their largest outgoing row sum: nothing overflows, and in the end it cancels."""
+    # (n, B, QS, QS), (n, B, QS, QS), (n, B, QS, Q)
+    logs = [x.double().transpose(0, 1).flatten(2, 3).flatten(3) for x in (log_push, log_replace, log_pop)]
+    shift = torch.cat(logs, dim=-1).logsumexp(-1).amax(-1)[..., None, None]  # (n, B, 1, 1)
+    shift = shift.where(shift > -torch.inf, 0.0)
+    return Steps(*(Extended.exp(x - shift) if extended else (x - shift).exp() for x in logs))
+
+
+def log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of a log weight is weight * gradient of the weight."""
+    products = (w * g for w, g in zip(weights, gradients, strict=True))
+    push, replace, pop = (x.to_tensor() if isinstance(x, Extended) else x for x in products)
+    n, B, QS, _ = push.shape
+    S = QS // Q
+    push, replace = (x.reshape(n, B, Q, S, Q, S).transpose(0, 1) for x in (push, replace))
+    return push, replace, pop.reshape(n, B, Q, S, Q).transpose(0, 1)
+
+
+def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
+    if lengths is not None:
+        actions = actions.where(inside(lengths, actions.shape[1])[..., None], 0.0)
+    return Steps(*(x[..., None] for x in actions.double().transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each

@@ -1,0 +1,108 @@
+"""The operators in plain PyTorch, for any device: steps in, chart, attention weights out, and the way back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .chart import Chart, Number, Steps, fill, inside, walk_back
+from .extended import Extended
+from .steps import action_steps, log_gradients, neutral, scaled_steps
+
+# A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step). While
+# no mass is below e^-600, nothing that was lost can matter.
+SMALLEST_MASS = 2.6e-261
+
+
+def nondeterministic(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention weights (B, T, T + 1, Q, S) in float64, and the memory of the charts, for the backward pass."""
+    Q = log_push.shape[2]
+    inputs = neutral(log_push, log_replace, log_pop, lengths)
+    chart = fill(scaled_steps(*inputs, extended=False), Q)
+    weights = _normalise(chart)[0]
+    for b in _not_vouched(chart, lengths):
+        exact = fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
+        weights[..., b : b + 1, :] = _normalise(exact)[0]
+    weights = weights.permute(3, 0, 4, 1, 2)
+    if lengths is not None:
+        weights = weights.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
+    return weights, chart.memory
+
+
+def nondeterministic_backward(
+    grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, memory: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients with respect to the log weights in float64, from `grad` with respect to the attention weights.
+
+    `memory` comes from the forward pass; where it is empty, the charts are filled again.
+    """
+
+    def gradients(steps: Steps, chart: Chart, grad: Number) -> tuple[Tensor, Tensor, Tensor]:
+        weights, mass, alive = _normalise(chart)
+        grad = grad.permute(1, 3, 4, 0, 2).contiguous()
+        # the normalisation has a derivative too
+        grad = (grad - (grad * weights).sum((1, 2, 4), keepdim=True)).where(alive, 0.0)
+        dF = chart.F.new_zeros(*chart.F.shape)
+        if isinstance(mass, Extended):
+            grad = Extended.of(grad)
+        dF[1:, ..., 1:] = grad / mass
+        return log_gradients(steps, walk_back(steps, chart, dF), Q)
+
+    B, T, Q, S = log_push.shape[:4]
+    inputs = neutral(log_push, log_replace, log_pop, lengths)
+    grad = grad.double()
+    if lengths is not None:
+        grad = grad.where(inside(lengths, T)[..., None, None, None], 0.0)
+    steps = scaled_steps(*inputs, extended=False)
+    chart = Chart(memory, T, B, Q, S) if memory.numel() else fill(steps, Q)
+    results = gradients(steps, chart, grad)
+    for b in _not_vouched(chart, lengths):
+        steps = scaled_steps(*(x[b : b + 1] for x in inputs), extended=True)
+        for result, exact in zip(results, gradients(steps, fill(steps, Q), grad[b : b + 1]), strict=True):
+            result[b] = exact[0]
+    return results
+
+
+def _normalise(chart: Chart) -> tuple[Tensor, Number, Tensor]:
+    """Attention weights (n, Q, S, B, n + 1), the mass of all runs of each row, and which rows have a run at all.
+
+    A row that has none gets the mass 1, so that one can divide by it.
+    """
+    F, mass = chart.F[1:, ..., 1:], _mass(chart)[:, None, None, :, None]
+    if not isinstance(mass, Extended):
+        return F / mass, mass, mass > 0
+    alive = mass.mantissa > 0
+    mass.mantissa = mass.mantissa.where(alive, 1.0)
+    return (F / mass).to_tensor(), mass, alive
+
+
+def _mass(chart: Chart) -> Number:
+    """(n, B): all runs up to each step."""
+    return chart.F[1:, ..., 0].sum((1, 2))
+
+
+def _not_vouched(chart: Chart, lengths: Tensor | None) -> list[int]:
+    good = _mass(chart) >= SMALLEST_MASS  # (n, B)
+    if lengths is not None:
+        good |= ~inside(lengths, good.shape[0]).T
+    return (~good.all(0)).nonzero()[:, 0].tolist()
+
+
+def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
+    chart = fill(action_steps(actions, lengths), 1, superposition=True)
+    weights = chart.F[1:, 0, 0, :, 2:].transpose(0, 1)  # (B, T, T)
+    return weights if lengths is None else weights.where(inside(lengths, actions.shape[1])[..., None], 0.0)
+
+
+def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
+    steps = action_steps(actions, lengths)
+    chart = fill(steps, 1, superposition=True)
+    grad = grad.double()
+    if lengths is not None:
+        grad = grad.where(inside(lengths, actions.shape[1])[..., None], 0.0)
+    dF = torch.zeros_like(chart.F)
+    dF[1:, 0, 0, :, 2:] = grad.transpose(0, 1)
+    found = walk_back(steps, chart, dF, superposition=True)
+    return torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)  # (B, T, 3)
