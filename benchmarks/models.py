@@ -1,14 +1,12 @@
 """Steps of whole models at the sizes that the paper has for the hardest context-free language."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stackattn.models import beam_search
 from stackattn.models.paper import build, paper_config
 
 from .steps import Shape, Step, _training
