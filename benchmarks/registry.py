@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from . import models, steps, translation
+from . import models, sentences, steps, translation
 from .steps import Shape, Step
 from .targets import RATE
 
@@ -134,6 +134,13 @@ CASES = {
         (Shape(B=32, T=30),),
         {name: Contender(partial(translation.translating, architecture=name)) for name in TRANSFORMERS},
         tests=MODEL_TESTS,
+    ),
+    "ptb": Case(
+        "A training step of the paper's models for the Penn Treebank, on B sentences of T tokens.",
+        "BT",
+        (Shape(B=12, T=24),),
+        {name: Contender(partial(sentences.training, architecture=name)) for name in TRANSFORMERS},
+        tests=(*MODEL_TESTS, "tests/training/test_training_lm.py"),
     ),
 }
 

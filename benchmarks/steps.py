@@ -52,7 +52,7 @@ def _stepwise(empty: Callable[[], Any], inputs: list[Tensor], row_shapes: list[t
 
 
 def _training(model: nn.Module, loss: Callable[[], Tensor], clip: float = 5.0) -> Step:
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
 
     def forward() -> tuple[Tensor]:
         optimizer.zero_grad()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Row = dict
+PTB = {"B": 12, "T": 24}
 RATE = "2048^3 float64 mm"  # the contender that shows the machine's rate
 
 
@@ -66,6 +67,11 @@ def _ratio(case: str, contender: str, other: str, **shape: int) -> Callable[[Res
     return lambda results: results.find(case, contender, **shape)["total"] / results.find(case, other, **shape)["total"]
 
 
+def _speed(case: str, contender: str, **shape: int) -> Callable[[Results], float]:
+    """Examples per second."""
+    return lambda results: shape["B"] / results.find(case, contender, **shape)["total"]
+
+
 def _share(T: int) -> Callable[[Results], float]:
     return lambda results: 100 * results.share(results.find("nondeterministic", "cpp", T=T))
 
@@ -112,6 +118,10 @@ TARGETS = (
         2.5,
     ),
     Target("training step, LSTM+Nd over LSTM+Sup", _ratio("models", "LSTM+Nd", "LSTM+Sup"), 3),
+    Target(
+        "Penn Treebank, examples per second, Tf+Nd over Tf", _ratio("ptb", "Tf", "Tf+Nd", **PTB), 0.8, at_least=True
+    ),
+    Target("Penn Treebank, Tf+Nd, examples per second (paper: 27)", _speed("ptb", "Tf+Nd", **PTB), 27, at_least=True),
     Target("decoding after 100 tokens, Tf+Nd over Tf", _ratio("decoding", "Tf+Nd", "Tf", T=100), 2),
     Target("decoding after 100 tokens, Tf+Sup over Tf", _ratio("decoding", "Tf+Sup", "Tf", T=100), 2),
     Target("translation, training step, Tf+Nd over Tf", _ratio("translation", "Tf+Nd", "Tf", B=64, T=30), 2),

@@ -123,6 +123,7 @@ def test_install_without_a_compiler(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     assert (home / "stackattn").is_dir()
     assert not list(home.rglob("*.so"))
+    assert (home / "stackattn/analysis/page/report.html").exists()
 
     program = """
 import sys, warnings, stackattn, torch

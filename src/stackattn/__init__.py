@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .models.saving import load
+    from .models.saving import load, save
     from .ops import (
         NondeterministicState,
         Operation,
@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "nondeterministic_weights",
     "sample_runs",
+    "save",
     "superposition_weights",
 ]
 
@@ -37,7 +38,8 @@ def __getattr__(name: str) -> Any:
     """Names are imported when they are first used: `stackattn --help` and `stackattn.languages` need no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(".models.saving" if name == "load" else ".ops", __name__), name)
+    module = ".models.saving" if name in ("load", "save") else ".ops"
+    value = getattr(import_module(module, __name__), name)
     globals()[name] = value
     return value
 

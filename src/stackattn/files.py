@@ -45,5 +45,12 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, write)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    def write(partial: Path) -> None:
+        partial.write_bytes(content)
+
+    write_atomically(path, write)
+
+
 def write_json(path: Path, values: Any) -> None:
     write_text(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")

@@ -22,6 +22,8 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
     assert f"agrees with a Python list at {len(TOKENS)} of {len(TOKENS)} steps" in printed
     assert (tmp_path / "out/demo.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "out/demo.png") in printed
+    assert str(tmp_path / "out/report.html") in printed
+    assert "<title>2 runs in out</title>" in (tmp_path / "out/report.html").read_text()
     bounds = set()
     for name in ("tf", "tf-nd"):
         best = Run(tmp_path / "out" / name).result()["best"]
@@ -40,6 +42,7 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
     assert "are finished" in printed
     assert "stackattn[plot]" in printed
     assert not (tmp_path / "out/demo.png").exists()
+    assert str(tmp_path / "out/report.html") in printed  # which needs no matplotlib
     assert main([*command, "--seed", "1"]) == 2
     assert "another configuration (language.seed: 0, not 1)" in capsys.readouterr().out
 
@@ -47,19 +50,6 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
 def test_demo_says_what_it_needs(tmp_path, capsys):
     assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "tf.yaml is not there: run the demo in a checkout" in capsys.readouterr().err
-
-
-def test_stack_weights_are_those_of_the_stack_layer():
-    from stackattn.analysis.demo import stack_weights
-    from stackattn.models import TransformerLM, TransformerLMConfig
-
-    model = TransformerLM(TransformerLMConfig(3, 3, "1.nondeterministic-2-2-3", 8, 2, 16)).eval()
-    weights = stack_weights(model, [2, 0, 1, 1, 0])
-    assert weights.shape == (5, 6)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(5))
-    assert not weights.triu(2).any()
-    torch.testing.assert_close(stack_weights(model, [2, 0, 1]), weights[:3, :4])
-    assert not torch.allclose(stack_weights(model, [2, 1, 1, 1, 0]), weights)
 
 
 def test_list_stack():

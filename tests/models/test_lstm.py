@@ -109,7 +109,14 @@ def test_the_first_prediction_is_the_output_bias(stack):
 def test_the_last_prediction_depends_on_what_was_pushed_first(stack):
     model = lstm(stack).double()
     pushed = []
-    model.stack.to_value.register_forward_hook(lambda module, inputs, output: pushed.append(output))
+    choose = model.stack.choose
+
+    def observed(hidden, maps):
+        actions, value = choose(hidden, maps)
+        pushed.append(value)
+        return actions, value
+
+    model.stack.choose = observed
     y = model(text())
     assert len(pushed) == T - 2  # not at BOS, and not after the last token
     grad = torch.autograd.grad(y[:, -1].square().sum(), pushed[0])[0]
@@ -121,7 +128,7 @@ def test_the_last_prediction_depends_on_what_was_pushed_first(stack):
 def test_unknown_tokens_raise(stack, token):
     tokens = text()
     tokens[1, 3] = token
-    with pytest.raises((RuntimeError, IndexError)):
+    with pytest.raises(ValueError, match=f"tokens: expected numbers from 0 to {TOKENS - 1}, got {token} in sequence 1"):
         lstm(stack)(tokens)
 
 
@@ -167,7 +174,29 @@ def test_dtypes(stack):
 
 
 @pytest.mark.parametrize("stack", ["2", "superposition-3.superposition-3", "superposition-3x2", "stack"])
-def test_errors_name_the_argument(stack):
+def test_errors_name_the_stack(stack):
     with pytest.raises(ValueError, match=r"(stack: expected one stack|layers: expected parts)") as error:
-        LSTMLM(LSTMConfig(3, 3, stack=stack))
+        LSTMConfig(3, 3, stack=stack)
     assert repr(stack) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "message"),
+    [
+        (ValueError, lambda: LSTMConfig(0, 3), "input_size: expected a positive integer, got 0"),
+        (ValueError, lambda: LSTMConfig(3, 3, hidden_size=2.5), "hidden_size: expected a positive integer, got 2.5"),
+        (ValueError, lambda: LSTMConfig(3, 3, init_range=-1.0), "init_range: expected a number from 0, got -1.0"),
+        (TypeError, lambda: LSTMConfig(3, 3, stack=3), "layers: expected text .* got 3"),
+        (
+            TypeError,
+            lambda: lstm(None)(text().double()),
+            "tokens: expected a tensor of int64 or int32, got torch.float64",
+        ),
+        (ValueError, lambda: lstm(None)(text()[0]), r"tokens: expected shape \(B, T\), got \(\d+,\)"),
+        (ValueError, lambda: lstm(None)(text(), torch.ones(B, 1).long()), r"lengths: expected shape \(\d+,\), got"),
+        (TypeError, lambda: lstm(None)(text(), torch.ones(B)), "lengths: expected an integer dtype, got torch.float32"),
+    ],
+)
+def test_errors_name_the_argument(error, call, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -178,3 +178,25 @@ def test_causality(name):
         after = subject.full(other)
         torch.testing.assert_close(after[:, :t], before[:, :t], atol=1e-14, rtol=1e-12)
         assert not torch.isclose(after[:, t:], before[:, t:], **close).all(-1).all(0).any()
+
+
+def test_states_say_what_is_in_them():
+    subject = make("Tf+Nd")
+    _, state = subject.extend(subject.inputs(2, 3), subject.initial_state(2))
+    assert repr(state).startswith("TransformerState(layers=[LayerState(attention=AttentionState(keys=(2, 2, 3, 3), ")
+    assert "StackState(stack=NondeterministicState(batch_size=2, length=3, device=cpu), values=(2, 4, 3)" in repr(state)
+    assert repr(state).endswith("positions=(2,))")
+    assert "hidden=(2, 4), cell=(2, 4), stack=None, started=False" in repr(make("LSTM").initial_state(2))
+
+
+def test_a_beam_that_changes_places_does_not_copy_what_it_looks_at():
+    subject = make("Seq2Seq").rows(2)
+    state = subject.initial_state(2).reorder(torch.tensor([0, 0, 1, 1, 1]))
+    memory = state.layers[0].memory
+    moved = state.reorder(torch.tensor([1, 0, 4, 2, 2])).layers[0].memory
+    assert moved.keys.data_ptr() == memory.keys.data_ptr()
+    other = state.reorder(torch.tensor([2, 0, 1])).layers[0].memory
+    torch.testing.assert_close(other.keys, memory.keys[[2, 0, 1]], atol=0, rtol=0)
+    torch.testing.assert_close(other.source, torch.tensor([1, 0, 0]))
+    back = state.reorder(torch.tensor([2, 0, 1])).reorder(torch.tensor([1, 0])).layers[0].memory
+    torch.testing.assert_close(back.keys, memory.keys[[0, 2]], atol=0, rtol=0)

@@ -205,10 +205,16 @@ WRONG_CONFIGS = {
     "number for a bool": (edited(lambda head: head["config"].update(tied=0)), "config: tied: expected bool, got 0"),
     "wrong layers": (
         edited(lambda head: head["config"].update(layers="1.stack-3")),
-        "cannot build this TransformerLM: layers: expected parts like .*'stack-3'",
+        "config: layers: expected parts like .*'stack-3'",
     ),
-    "no heads": (edited(lambda head: head["config"].update(heads=0)), "cannot build this TransformerLM"),
-    "negative size": (edited(lambda head: head["config"].update(input_size=-1)), "cannot build this TransformerLM"),
+    "no heads": (
+        edited(lambda head: head["config"].update(heads=0)),
+        "config: heads: expected a positive integer, got 0",
+    ),
+    "negative size": (
+        edited(lambda head: head["config"].update(input_size=-1)),
+        "config: input_size: expected a positive integer, got -1",
+    ),
 }
 
 

@@ -1,7 +1,7 @@
 """Transformers against PyTorch's own, and their initialisation against the paper's."""
 
 from dataclasses import replace
-from math import sqrt
+from math import cos, sin, sqrt
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from subjects import TOKENS, D, lm, seq2seq
 from torch import nn
 from torch.nn.functional import linear
 
-from stackattn.models import Seq2SeqTransformer, TransformerLM
+from stackattn.models import Seq2SeqConfig, Seq2SeqTransformer, TransformerLM, TransformerLMConfig
 from stackattn.models.paper import paper_config
 from stackattn.nn import SelfAttention, sinusoids
 from stackattn.ops import reference
@@ -253,10 +253,60 @@ def test_dtypes(layers):
         assert model.extend(tokens, model.initial_state(B))[0].dtype == dtype
 
 
-def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match="d_model: expected an even number, got 5"):
-        lm("1", d_model=5, heads=1)
-    with pytest.raises(ValueError, match=f"d_model: expected a multiple of heads = 4, got {D}"):
-        lm("1", heads=4)
-    with pytest.raises(ValueError, match=r"layers: expected parts like .* got 'stack' in '1.stack'"):
-        lm("1.stack")
+def translate(source, target, **options):
+    return seq2seq("1", "1")(source, target, **options)
+
+
+TEXT = torch.zeros(B, T, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "message"),
+    [
+        (ValueError, lambda: lm("1", d_model=5, heads=1), "d_model: expected an even number, got 5"),
+        (ValueError, lambda: lm("1", heads=4), f"d_model: expected a multiple of heads = 4, got {D}"),
+        (ValueError, lambda: lm("1", heads=0), "heads: expected a positive integer, got 0"),
+        (ValueError, lambda: lm("1", hidden_size=True), "hidden_size: expected a positive integer, got True"),
+        (ValueError, lambda: lm("1.stack"), r"layers: expected parts like .* got 'stack' in '1.stack'"),
+        (TypeError, lambda: TransformerLMConfig(5, 5, layers=2), "layers: expected text such as .* got 2"),
+        (ValueError, lambda: lm("1", dropout=1.0), "dropout: expected a number from 0 to below 1, got 1.0"),
+        (ValueError, lambda: lm("1", dropout="0.1"), "dropout: expected a number from 0 to below 1, got '0.1'"),
+        (ValueError, lambda: lm("1", init_range=-0.1), "init_range: expected a number from 0, got -0.1"),
+        (
+            ValueError,
+            lambda: TransformerLMConfig(5, 6, tied=True),
+            "output_size: expected at most input_size = 5, .* got 6",
+        ),
+        (ValueError, lambda: Seq2SeqConfig(5, 6), "output_size: expected at most input_size = 5, .* got 6"),
+        (TypeError, lambda: lm("1")(TEXT.float()), "tokens: expected a tensor of int64 or int32, got torch.float32"),
+        (TypeError, lambda: lm("1")([[1, 2]]), "tokens: expected a tensor of int64 or int32, got list"),
+        (ValueError, lambda: lm("1")(TEXT[0]), rf"tokens: expected shape \(B, T\), got \({T},\)"),
+        (
+            ValueError,
+            lambda: lm("1")(TEXT + TOKENS),
+            f"tokens: expected numbers from 0 to {TOKENS - 1}, got {TOKENS} in",
+        ),
+        (
+            ValueError,
+            lambda: lm("1")(TEXT - 1),
+            f"tokens: expected numbers from 0 to {TOKENS - 1}, got -1 in sequence 0",
+        ),
+        (ValueError, lambda: lm("1")(TEXT, TEXT[:, :1]), rf"lengths: expected shape \({B},\), got \({B}, 1\)"),
+        (ValueError, lambda: translate(TEXT - 1, TEXT), "source: expected numbers from 0 to"),
+        (ValueError, lambda: translate(TEXT, TEXT + 99), "target: expected numbers from 0 to .* got 99"),
+        (TypeError, lambda: translate(TEXT, TEXT.double()), "target: expected a tensor of int64"),
+        (TypeError, lambda: translate(TEXT, TEXT, source_lengths=[1]), "lengths: expected a tensor .* got list"),
+    ],
+)
+def test_errors_name_the_argument(error, call, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_positions_are_as_exact_as_the_model():
+    model = lm("1").double().eval()
+    found = model.embedding(torch.zeros(1, 3000, dtype=torch.long), None) - model.embedding.table.weight[0] * sqrt(D)
+    for t in (1, 2999):
+        angles = [t / 10000 ** (i / D) for i in range(0, D, 2)]
+        expected = torch.tensor([[sin(x), cos(x)] for x in angles], dtype=torch.float64).flatten()
+        torch.testing.assert_close(found[0, t], expected, atol=1e-12, rtol=0)

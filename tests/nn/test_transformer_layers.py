@@ -176,12 +176,12 @@ def test_push_activations():
 
 
 def test_sinusoids():
-    found = sinusoids(torch.tensor([[0, 1], [7, 300]]), 6)
+    found = sinusoids(torch.tensor([[0, 1], [7, 300]]), 6, torch.float64)
     for at, position in (((0, 0), 0), ((0, 1), 1), ((1, 0), 7), ((1, 1), 300)):
         for i in range(3):
-            angle = torch.tensor(position / 10000 ** (2 * i / 6))
-            torch.testing.assert_close(found[at][2 * i], angle.sin(), atol=1e-4, rtol=0)
-            torch.testing.assert_close(found[at][2 * i + 1], angle.cos(), atol=1e-4, rtol=0)
+            angle = torch.tensor(position / 10000 ** (2 * i / 6), dtype=torch.float64)
+            torch.testing.assert_close(found[at][2 * i], angle.sin(), atol=1e-12, rtol=0)
+            torch.testing.assert_close(found[at][2 * i + 1], angle.cos(), atol=1e-12, rtol=0)
 
 
 LISTS = {
@@ -233,3 +233,37 @@ def test_wrong_lists_are_named(text, part):
     with pytest.raises(ValueError, match=r"^layers: expected parts like '2'") as error:
         parse_layers(text)
     assert str(error.value).endswith(f"got {part!r} in {text!r}")
+
+
+def attend(x, lengths=None):
+    return SelfAttention(D, HEADS)(x, lengths)
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "message"),
+    [
+        (ValueError, lambda: SelfAttention(D, 0), "heads: expected a positive integer, got 0"),
+        (ValueError, lambda: CrossAttention(D, HEADS, dropout=-0.1), "dropout: expected a number from 0 .* got -0.1"),
+        (
+            ValueError,
+            lambda: attend(torch.zeros(B, D)),
+            r"x: expected shape \(B, T, 12\), got \(3, 12\)",
+        ),
+        (
+            ValueError,
+            lambda: attend(inputs()[..., 1:]),
+            r"x: expected shape \(B, T, 12\), got \(3, 7, 11\)",
+        ),
+        (
+            ValueError,
+            lambda: attend(inputs(), LENGTHS[:2]),
+            r"lengths: expected shape \(3,\), got \(2,\)",
+        ),
+        (TypeError, lambda: attend(inputs(), [7, 4, 1]), "lengths: expected a tensor .* got list"),
+        (ValueError, lambda: CrossAttention(D, HEADS).read(inputs()[0]), "memory: expected shape"),
+        (TypeError, lambda: parse_layers(2), "layers: expected text such as .* got 2"),
+    ],
+)
+def test_errors_name_the_argument(error, call, message):
+    with pytest.raises(error, match=message):
+        call()

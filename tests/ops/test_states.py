@@ -382,3 +382,33 @@ def test_empty_states_can_be_reordered(backend):
     inputs = random_transitions(3, 4, 2, 2, generator=seeded())
     state = NondeterministicState.empty(2, 2, 2, backend=backend).reorder(torch.tensor([1, 0, 1]))
     assert_close([state.extend(*inputs)[0]], [operator(Nondeterministic(2, 2), backend)(*inputs)], 1e-12)
+
+
+@both
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_reordered_state_is_copied_once(stack, backend):
+    _, state = stack.state(2, backend).extend(*stack.inputs(2, 5))
+    moved = state.reorder(torch.tensor([1, 1, 0]))
+    later = moved
+    for _ in range(3):
+        _, later = later.extend(*stack.inputs(3, 1))
+    assert later._tensor.data_ptr() == moved._tensor.data_ptr() != state._tensor.data_ptr()
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_gradient_that_somebody_sees_twice(stack):
+    """Gradients of states are written over on the way back; a second pass and a second reader must not notice."""
+    steps = [[x.requires_grad_() for x in stack.inputs(2, 1, seed)] for seed in range(5)]
+    state, rows = stack.state(2, "cpp"), []
+    for step in steps:
+        row, state = state.extend(*step)
+        rows.append(row)
+    inputs = [x for step in steps for x in step]
+    loss = sum(row.square().sum() for row in rows)
+    once = torch.autograd.grad(loss, inputs, retain_graph=True)
+    parts = [torch.autograd.grad(row.square().sum(), inputs, retain_graph=True, allow_unused=True) for row in rows]
+    again = torch.autograd.grad(loss, inputs)
+    for i, (one, other) in enumerate(zip(once, again, strict=True)):
+        assert torch.equal(one, other)
+        summed = sum(part[i] for part in parts if part[i] is not None)
+        torch.testing.assert_close(summed, one, rtol=1e-10, atol=1e-14)

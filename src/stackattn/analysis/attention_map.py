@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot]')"
+from .figures import new_figure, save_figure
 
 
 def attention_map(
@@ -18,6 +18,7 @@ def attention_map(
     *,
     truth: Sequence[int] | None = None,
     title: str = "",
+    bottom: str = "⊥",
 ) -> Path:
     """Draw attention weights as a grid of greys and write it to `path`.
 
@@ -30,6 +31,8 @@ def attention_map(
             Where to write the picture; the suffix says in which format.
         truth:
             For each step the column that ought to be on top. It is marked with a small ring.
+        bottom:
+            How to name the first of T + 1 columns: `"∅"` is the empty share of a superposition stack.
 
     Returns:
         `path`. Without matplotlib: `ModuleNotFoundError` that names the extra to install.
@@ -39,20 +42,16 @@ def attention_map(
         raise ValueError(
             f"weights: expected shape ({T}, {T}) or ({T}, {T + 1}) for {T} tokens, got {tuple(weights.shape)}"
         )
-    try:
-        from matplotlib.colors import PowerNorm
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
-
     with_bottom = weights.shape[1] > T
-    columns = ["⊥\n", *(f"{token}\n{i}" for i, token in enumerate(tokens))][not with_bottom :]
+    columns = [f"{bottom}\n", *(f"{token}\n{i}" for i, token in enumerate(tokens))][not with_bottom :]
+    what = "the empty stack" if bottom == "∅" else "the bottom"
     rows = [f"{t:>2} {token}" for t, token in enumerate(tokens)]
     cell = min(0.29, 5.6 / max(1, len(columns)))  # inches; a long sequence gets smaller cells, not a larger page
     font = max(6.0, 38 * cell)
     every = math.ceil(1.3 * font / (72 * cell))  # labels that would overlap are left out
-    # A figure of its own, not pyplot's: nothing global is touched, and no window system is needed.
-    figure = Figure(figsize=(cell * len(columns) + 1.5, cell * T + (1.2 if title else 0.9)), layout="constrained")
+    figure = new_figure(cell * len(columns) + 1.5, cell * T + (1.2 if title else 0.9))
+    from matplotlib.colors import PowerNorm
+
     axes = figure.add_subplot()
     # The square root lifts small weights out of the white; the bar beside the map says which grey is which weight.
     image = axes.imshow(weights.detach().double().cpu().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0))
@@ -62,7 +61,7 @@ def attention_map(
     axes.set_yticks(shown, [rows[t] for t in shown], fontsize=font, family="monospace")
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xlabel("token pushed at each step" + ("; ⊥ is the bottom" if with_bottom else ""), fontsize=9)
+    axes.set_xlabel("token pushed at each step" + (f"; {bottom} is {what}" if with_bottom else ""), fontsize=9)
     axes.set_ylabel("step and token it reads", fontsize=9)
     axes.set_xticks([x - 0.5 for x in range(1, len(columns))], minor=True)
     axes.set_yticks([y - 0.5 for y in range(1, T)], minor=True)
@@ -81,7 +80,4 @@ def attention_map(
     bar.set_label("weight", fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.06)
-    return path
+    return save_figure(figure, path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..training.run import Run
-from .attention_map import INSTALL
+from .figures import new_figure
 
 LABELS = {
     "lstm": "LSTM",
@@ -21,13 +21,8 @@ LABELS = {
 
 def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
     """The paper's Figure 2 from the best run of each cell: validation by epoch (left), test by length (right)."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
-
     tasks = list(dict.fromkeys(row["task"] for row in figures))
-    figure = Figure(figsize=(7.5, 2.1 * len(tasks) + 0.7), layout="constrained")
+    figure = new_figure(7.5, 2.1 * len(tasks) + 0.7)
     axes = figure.subplots(len(tasks), 2, squeeze=False)
     styles = {model: (f"C{i}", ("-", "--")[i < 3]) for i, model in enumerate(LABELS)}
     for (left, right), task in zip(axes, tasks, strict=True):

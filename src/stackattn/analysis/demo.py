@@ -5,25 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..nn import NondeterministicStackAttention
-from .attention_map import INSTALL
-
-
-def stack_weights(model: nn.Module, tokens: Sequence[int]) -> Tensor:
-    """(T, T + 1): the weights of the model's first nondeterministic stack, summed over states and symbols."""
-    layer = next(m for m in model.modules() if isinstance(m, NondeterministicStackAttention))
-    inputs: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
-    try:
-        with torch.no_grad():
-            model(torch.tensor([tokens]))
-            _, weights = layer(inputs[0], return_weights=True)
-    finally:
-        hook.remove()
-    return weights[0].sum((-2, -1))
+from .figures import new_figure
 
 
 def demo_picture(
@@ -35,14 +19,10 @@ def demo_picture(
     language: str,
 ) -> Path:
     """Draw the curves, pairs of epoch and difference, beside the weights (T, T + 1) of the T tokens."""
-    try:
-        from matplotlib.colors import PowerNorm
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
+    figure = new_figure(10.5, 4.6)
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10.5, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     for (label, points), colour in zip(curves.items(), ("C1", "C0"), strict=False):
         epochs, differences = zip(*points, strict=True)

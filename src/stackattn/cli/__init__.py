@@ -12,7 +12,9 @@ from .. import __version__
 
 COMMANDS = {
     "demo": "the main job: see the stack at work",
+    "analyse": "see what a trained model does with its stack; an HTML report",
     "cfl": "train and evaluate models on context-free languages",
+    "lm": "language models: prepare data, train, evaluate, generate, score sentences",
     "mt": "translation: prepare text, train, translate, evaluate",
     "language": "formal languages: list, sample, score, show, write data sets",
     "params": "count the parameters of the paper's models beside the paper's tables",

@@ -136,6 +136,7 @@ def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int |
     console.print()
     show_table(console, out)
     draw(console, out, jobs["tf-nd"])
+    write_report(console, out, seed)
     return 0
 
 
@@ -175,7 +176,10 @@ def show_table(console: Console, out: Path) -> None:
 
 def draw(console: Console, out: Path, config: CFLConfig) -> None:
     """Both learning curves, and where the trained stack looks on one string."""
-    from ..analysis.demo import demo_picture, stack_weights
+    import torch
+
+    from ..analysis import watch_stacks
+    from ..analysis.demo import demo_picture
     from ..languages import evaluation_set
     from ..models.saving import load
     from ..training import Run
@@ -185,18 +189,29 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     # of a few strings the one with most changes of symbol: it is the easiest to follow
     strings = evaluation_set(language, 0, (length, length), 10).strings
     string = max(strings, key=lambda string: int((string[1:] != string[:-1]).sum()))
-    weights = stack_weights(load(out / "tf-nd/best"), [len(language.symbols), *string])
+    (trace,) = watch_stacks(load(out / "tf-nd/best"), torch.tensor([[len(language.symbols), *string]]))
     tokens = ["BOS", *(language.symbols[i] for i in string)]
     curves = {
         label: [(values["epoch"], values["cross_entropy_difference"]) for values in Run(out / name).metrics()]
         for name, label in MODELS.items()
     }
     try:
-        path = demo_picture(curves, weights, tokens, out / "demo.png", language=config.language.name)
+        path = demo_picture(curves, trace.tops()[0], tokens, out / "demo.png", language=config.language.name)
     except ModuleNotFoundError as error:
         console.print(f"No picture: {error}", markup=False)
         return
     console.print(
         "The picture: both learning curves, and what the trained stack has on top after each symbol of a string."
     )
+    console.print(f"Written to {path}", soft_wrap=True)
+
+
+def write_report(console: Console, out: Path, seed: int) -> None:
+    """Both runs on one page, with strings to step through."""
+    from ..analysis.report import write_report
+    from ..analysis.study import study
+
+    with console.status("writing the report"):
+        path = write_report(study(out, seed=seed), out / "report.html")
+    console.print("The report, to open in a browser: step through a string and see the stack at work.")
     console.print(f"Written to {path}", soft_wrap=True)

@@ -1,9 +1,12 @@
-"""How training runs are shown: bars with speed and time left on a terminal, plain lines elsewhere."""
+"""How long work and training runs are shown: bars with speed and time left on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Lines:
@@ -85,6 +88,15 @@ class Watchers:
         if name in self.bars:
             self.progress.remove_task(self.bars.pop(name).task)
         self.progress.console.print(line, highlight=False, markup=False) if self.progress else print(line, flush=True)
+
+
+def track(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The items, with a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
 
 
 def summary(values: dict[str, Any]) -> str:

@@ -32,6 +32,10 @@ class Target:
     """Module and class of the configurations."""
     show: str
     """Module and function that shows the cells."""
+    out: str
+    """Where the runs are, unless it is said otherwise."""
+    other_tasks: tuple[str, ...] = ()
+    """That are not in the paper, and done on request."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Cell:
     """Of its restarts, whether they have begun or not."""
 
 
+PENN_TREEBANK = ("ptb",), TRANSFORMERS, 20, "experiments", "stackattn.training.lm:LMConfig"
+
 TARGETS = {
     "figure-2": Target(
         "cross-entropy differences on five languages",
@@ -51,6 +57,21 @@ TARGETS = {
         "experiments/cfl",
         "stackattn.training.cfl:CFLConfig",
         "stackattn.cli.figure_2:show",
+        "out/figure-2",
+    ),
+    "table-2": Target(
+        "perplexities on the Penn Treebank",
+        *PENN_TREEBANK,
+        "stackattn.cli.table_2:show",
+        "out/table-2",
+        ("wikitext-2",),
+    ),
+    "table-ptb-cost": Target(
+        "speed and memory of the runs of table 2",
+        *PENN_TREEBANK,
+        "stackattn.cli.table_2:show_cost",
+        "out/table-2",
+        ("wikitext-2",),
     ),
     "table-3": Target(
         "perplexity and BLEU of translation, in three sizes (d_model)",
@@ -68,8 +89,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, target in TARGETS.items():
         command = targets.add_parser(name, help=target.summary, description=target.summary)
-        if len(target.tasks) > 1:
-            command.add_argument("--tasks", nargs="+", choices=target.tasks, default=target.tasks, metavar="TASK")
+        if len(tasks := target.tasks + target.other_tasks) > 1:
+            command.add_argument(
+                "--tasks",
+                nargs="+",
+                choices=tasks,
+                default=target.tasks,
+                metavar="TASK",
+                help=f"of {', '.join(tasks)} (default: {' '.join(target.tasks)})",
+            )
         command.add_argument("--models", nargs="+", choices=target.models, default=target.models, metavar="MODEL")
         command.add_argument(
             "--restarts",
@@ -88,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help="train only run N of all, from 0, and show nothing: for array jobs",
         )
-        command.add_argument("--out", default=f"out/{name}", help="folder of the runs (default: %(default)s)")
+        command.add_argument("--out", default=target.out, help="folder of the runs (default: %(default)s)")
         add_set_argument(command)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import linear, one_hot, pad
 
 from ..nn import Nondeterministic, Sdpa, State, Superposition, parse_layers
+from ..nn.checks import check_positive, check_range, check_tokens, unknown_token
 from ..nn.state import without_padding
 from ..ops import NondeterministicState
 from ..ops.chart import inside
@@ -30,8 +31,13 @@ class LSTMConfig:
     published: bool = False
     """As the published code does: the maps to the nondeterministic stack are initialised uniformly, biases too."""
 
+    def __post_init__(self) -> None:
+        check_positive(input_size=self.input_size, output_size=self.output_size, hidden_size=self.hidden_size)
+        check_range(self.init_range)
+        _stack_spec(self)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class LSTMState(State):
     hidden: Tensor  # (B, hidden_size)
     cell: Tensor  # (B, hidden_size)
@@ -41,7 +47,7 @@ class LSTMState(State):
     acts: bool | Tensor  # whether `hidden` chooses an action, as it does once a token was read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VectorStack(State):
     """A superposition stack of vectors, top first: where vectors are small, cheaper than attention weights."""
 
@@ -49,7 +55,7 @@ class VectorStack(State):
     reading: Tensor  # (B, m)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunStack(State):
     stack: NondeterministicState
     values: Tensor  # (B, 1 + steps so far, m), the bottom vector first
@@ -64,6 +70,17 @@ class _StackMaps(nn.Module):
         self.to_actions = nn.Linear(hidden_size, num_actions)
         self.to_value = nn.Linear(hidden_size, m)
 
+    def maps(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of both maps as one, for all steps of a run."""
+        layers = (self.to_actions, self.to_value)
+        return torch.cat([x.weight for x in layers]), torch.cat([x.bias for x in layers])
+
+    def choose(self, hidden: Tensor, maps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """(B, hidden_size) -> actions (B, num_actions) before any softmax, pushed vector (B, m)"""
+        sizes = (self.to_actions.out_features, self.to_value.out_features)
+        actions, value = linear(hidden, *maps).split(sizes, dim=1)
+        return actions, value.sigmoid()
+
 
 class _SuperpositionStack(_StackMaps):
     def __init__(self, hidden_size: int, spec: Superposition):
@@ -75,13 +92,15 @@ class _SuperpositionStack(_StackMaps):
         nothing = weight.new_zeros(batch_size, 1, self.reading_size)
         return VectorStack(nothing, nothing[:, 0])
 
-    def step(self, hidden: Tensor, state: VectorStack, taken: Tensor | None) -> VectorStack:
-        push, noop, pop = self.to_actions(hidden).softmax(-1)[:, :, None, None].unbind(1)  # (B, 1, 1) each
-        value = self.to_value(hidden).sigmoid()[:, None]
-        padded = pad(state.elements, (0, 0, 1, 2))  # (B, depth + 3, m), a row free above the top
-        above, at, below = padded[:, :-2], padded[:, 1:-1], padded[:, 2:]
+    def step(
+        self, hidden: Tensor, state: VectorStack, taken: Tensor | None, maps: tuple[Tensor, Tensor]
+    ) -> VectorStack:
+        actions, value = self.choose(hidden, maps)
+        push, noop, pop = actions.softmax(-1)[:, :, None, None].unbind(1)  # (B, 1, 1) each
+        padded = pad(state.elements, (0, 0, 0, 2))  # (B, depth + 2, m)
+        at, below = padded[:, :-1], padded[:, 1:]
+        above = torch.cat([value[:, None], state.elements], dim=1)  # what a push puts into each place
         elements = push * above + noop * at + pop * below
-        elements = torch.cat([elements[:, :1] + push * value, elements[:, 1:]], dim=1)
         if taken is not None:
             elements = elements.where(taken[:, None, None], at)
         return VectorStack(elements, elements[:, 0])
@@ -99,15 +118,14 @@ class _NondeterministicStack(_StackMaps):
         reading = pad(values[:, 0], (0, self.reading_size - values.shape[2]))  # start state, bottom symbol
         return RunStack(NondeterministicState.empty(batch_size, self.Q, self.S, device=values.device), values, reading)
 
-    def step(self, hidden: Tensor, state: RunStack, taken: Tensor | None) -> RunStack:
+    def step(self, hidden: Tensor, state: RunStack, taken: Tensor | None, maps: tuple[Tensor, Tensor]) -> RunStack:
         Q, S = self.Q, self.S
-        rows = self.to_actions(hidden).reshape(-1, 1, Q, S, 2 * Q * S + Q)
-        push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
+        actions, value = self.choose(hidden, maps)
+        rows = actions.reshape(-1, 1, Q, S, 2 * Q * S + Q)
         lengths = None if taken is None else taken.long()
-        inputs = push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
-        weights, stack = state.stack.extend(*inputs, lengths)  # (B, 1, i, Q, S)
-        values = torch.cat([state.values, self.to_value(hidden).sigmoid()[:, None]], dim=1)
-        reading = (weights[:, 0].flatten(2).mT @ values).flatten(1)  # (B, Q * S * m)
+        weights, stack = state.stack.extend_rows(rows, lengths)  # (B, 1, i, Q, S)
+        values = torch.cat([state.values, value[:, None]], dim=1)
+        reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)  # (B, Q * S * m)
         if taken is not None:
             reading = reading.where(taken[:, None], state.reading)
         return RunStack(stack, values, reading)
@@ -144,6 +162,7 @@ class LSTMLM(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, output_size). Beyond `lengths` nothing is read, and what comes out there means nothing."""
+        check_tokens("tokens", tokens, lengths)
         # No state is wanted at the end, so padding may be read: what it changes comes later than every real step.
         return self.extend(without_padding(tokens, lengths), self.initial_state(tokens.shape[0]))[0]
 
@@ -154,6 +173,7 @@ class LSTMLM(nn.Module):
         )
 
     def extend(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None = None) -> tuple[Tensor, LSTMState]:
+        check_tokens("tokens", tokens, lengths)
         B, c = tokens.shape
         if c == 0:
             return self.output(state.hidden[:, None][:, :0]), state
@@ -176,7 +196,11 @@ class LSTMLM(nn.Module):
 
     def _one_hot(self, tokens: Tensor) -> Tensor:
         """BOS has no place there: all zeros."""
-        return one_hot(tokens, self.config.input_size)[..., :-1].to(self.bias.dtype)
+        try:
+            rows = one_hot(tokens.long(), self.config.input_size)
+        except RuntimeError as error:  # on the CPU; a GPU tells later, without saying which
+            raise unknown_token("tokens", tokens, self.config.input_size) or error from None
+        return rows[..., :-1].to(self.bias.dtype)
 
     def _run(self, x: Tensor, state: LSTMState, taken: Tensor | None) -> tuple[Tensor, LSTMState]:
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
@@ -197,12 +221,13 @@ class LSTMLM(nn.Module):
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
         h, c, stack = state.hidden, state.cell, state.stack  # the stack's kind goes with self.stack
         acts = state.acts
+        maps = self.stack.maps()
         rows = []
         for t in range(x.shape[1]):
             takes = None if taken is None else taken[:, t]
             if acts is not False:
                 acting = takes if acts is True else acts if takes is None else acts & takes
-                stack = self.stack.step(h, stack, acting)  # pyright: ignore[reportArgumentType]
+                stack = self.stack.step(h, stack, acting, maps)  # pyright: ignore[reportArgumentType]
             new = torch.lstm_cell(torch.cat([x[:, t], stack.reading], dim=1), (h, c), *weights)
             if takes is None:
                 (h, c), acts = new, True
@@ -213,11 +238,18 @@ class LSTMLM(nn.Module):
         return torch.stack(rows, dim=1), LSTMState(h, c, stack, state.started, acts)
 
 
-def _make_stack(config: LSTMConfig) -> _SuperpositionStack | _NondeterministicStack | None:
+def _stack_spec(config: LSTMConfig) -> Superposition | Nondeterministic | None:
     if config.stack is None:
         return None
     spec, *more = parse_layers(config.stack)
     if more or isinstance(spec, Sdpa) or spec.heads != 1:
         raise ValueError(f"stack: expected one stack such as 'superposition-10', got {config.stack!r}")
+    return spec
+
+
+def _make_stack(config: LSTMConfig) -> _SuperpositionStack | _NondeterministicStack | None:
+    spec = _stack_spec(config)
+    if spec is None:
+        return None
     kind = _SuperpositionStack if isinstance(spec, Superposition) else _NondeterministicStack
     return kind(config.hidden_size, spec)  # pyright: ignore

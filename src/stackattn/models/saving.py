@@ -117,7 +117,10 @@ def _read_config(path: Path) -> tuple[type[nn.Module], Any]:
         if not _fits(values[name], hint):
             expected = " or ".join(_names(hint))
             raise ValueError(f"{path}: config: {name}: expected {expected}, got {values[name]!r}")
-    return model_type, config_type(**values)
+    try:
+        return model_type, config_type(**values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: config: {error}") from error
 
 
 def _check_keys(path: Path, what: str, found: Mapping[str, Any], expected: Iterable[str]) -> None:

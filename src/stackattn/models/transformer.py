@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import (
-    AttentionState,
+    Memory,
     SelfAttention,
     State,
     TransformerLayer,
     parse_layers,
     sinusoids,
 )
+from ..nn.checks import check_dropout, check_positive, check_range, check_tokens, unknown_token
 from ..nn.layers import LayerState
 from ..nn.state import without_padding
 
@@ -42,6 +43,9 @@ class TransformerLMConfig:
     published: bool = False
     """As the published code does, not as the paper says: pushed vectors without a sigmoid."""
 
+    def __post_init__(self) -> None:
+        _check(self, self.layers, tied=self.tied)
+
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
@@ -58,8 +62,25 @@ class Seq2SeqConfig:
     init_range: float = 0.01
     published: bool = False
 
+    def __post_init__(self) -> None:
+        _check(self, self.encoder_layers, self.decoder_layers, tied=True)
 
-@dataclass(frozen=True)
+
+def _check(config: TransformerLMConfig | Seq2SeqConfig, *layers: str, tied: bool) -> None:
+    check_positive(input_size=config.input_size, output_size=config.output_size)
+    check_positive(d_model=config.d_model, heads=config.heads, hidden_size=config.hidden_size)
+    if config.d_model % 2:
+        raise ValueError(f"d_model: expected an even number, got {config.d_model}")
+    check_dropout(config.dropout)
+    check_range(config.init_range)
+    if tied and config.output_size > config.input_size:
+        expected = f"at most input_size = {config.input_size}, since the output layer is the embedding table"
+        raise ValueError(f"output_size: expected {expected}, got {config.output_size}")
+    for text in layers:
+        parse_layers(text)
+
+
+@dataclass(frozen=True, repr=False)
 class TransformerState(State):
     layers: tuple[LayerState, ...]
     positions: Tensor  # (B,): how many tokens each sequence has read
@@ -70,20 +91,25 @@ class _Embedding(nn.Module):
 
     def __init__(self, size: int, d_model: int, dropout: float):
         super().__init__()
-        if d_model % 2:
-            raise ValueError(f"d_model: expected an even number, got {d_model}")
         self.table = nn.Embedding(size, d_model)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor, lengths: Tensor | None, first: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, lengths: Tensor | None, first: Tensor | None = None, name: str = "tokens"
+    ) -> Tensor:
         """`first` (B,): the position of each sequence's first token here, if it is not 0."""
+        check_tokens(name, tokens, lengths)
         tokens = without_padding(tokens, lengths)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         if first is not None:
             positions = first[:, None] + positions
         d_model = self.table.embedding_dim
-        places = sinusoids(positions, d_model).to(self.table.weight.dtype)
-        return self.dropout(self.table(tokens) * sqrt(d_model) + places)
+        places = sinusoids(positions, d_model, self.table.weight.dtype)
+        try:
+            vectors = self.table(tokens)
+        except IndexError as error:  # on the CPU; a GPU tells later, without saying which
+            raise unknown_token(name, tokens, self.table.num_embeddings) or error from None
+        return self.dropout(torch.add(places, vectors, alpha=sqrt(d_model)))
 
 
 class _Stack(nn.Module):
@@ -106,17 +132,15 @@ class _Stack(nn.Module):
         )
         self.norm = nn.LayerNorm(config.d_model)
 
-    def read(self, memory: Tensor, lengths: Tensor | None) -> list[AttentionState | None]:
+    def read(self, memory: Tensor, lengths: Tensor | None) -> list[Memory | None]:
         return [layer.read(memory, lengths) for layer in self.layers]  # pyright: ignore
 
-    def forward(self, x: Tensor, lengths: Tensor | None, memories: list[AttentionState | None] | None = None) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor | None, memories: list[Memory | None] | None = None) -> Tensor:
         for i, layer in enumerate(self.layers):
             x = layer(x, lengths, memories and memories[i])
         return self.norm(x)
 
-    def initial_state(
-        self, batch_size: int, memories: list[AttentionState | None] | None = None
-    ) -> tuple[LayerState, ...]:
+    def initial_state(self, batch_size: int, memories: list[Memory | None] | None = None) -> tuple[LayerState, ...]:
         return tuple(
             layer.initial_state(batch_size, memories and memories[i])  # pyright: ignore
             for i, layer in enumerate(self.layers)
@@ -164,9 +188,14 @@ class TransformerLM(nn.Module):
 
 
 def _extend(
-    embedding: _Embedding, stack: _Stack, tokens: Tensor, state: TransformerState, lengths: Tensor | None
+    embedding: _Embedding,
+    stack: _Stack,
+    tokens: Tensor,
+    state: TransformerState,
+    lengths: Tensor | None,
+    name: str = "tokens",
 ) -> tuple[Tensor, TransformerState]:
-    x = embedding(tokens, lengths, state.positions)
+    x = embedding(tokens, lengths, state.positions, name)
     x, layers = stack.extend(x, state.layers, lengths)
     taken = tokens.shape[1] if lengths is None else lengths
     return x, TransformerState(layers, state.positions + taken)
@@ -185,7 +214,7 @@ class Seq2SeqTransformer(nn.Module):
 
     def encode(self, source: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, d_model)"""
-        return self.encoder(self.embedding(source, lengths), lengths)
+        return self.encoder(self.embedding(source, lengths, name="source"), lengths)
 
     def forward(
         self,
@@ -196,7 +225,7 @@ class Seq2SeqTransformer(nn.Module):
     ) -> Tensor:
         """(B, T), (B, U) -> (B, U, output_size)"""
         memories = self.decoder.read(self.encode(source, source_lengths), source_lengths)
-        x = self.decoder(self.embedding(target, target_lengths), target_lengths, memories)
+        x = self.decoder(self.embedding(target, target_lengths, name="target"), target_lengths, memories)
         return self._logits(x)
 
     def initial_state(self, source: Tensor, lengths: Tensor | None = None) -> TransformerState:
@@ -208,7 +237,7 @@ class Seq2SeqTransformer(nn.Module):
     def extend(
         self, target: Tensor, state: TransformerState, lengths: Tensor | None = None
     ) -> tuple[Tensor, TransformerState]:
-        x, state = _extend(self.embedding, self.decoder, target, state, lengths)
+        x, state = _extend(self.embedding, self.decoder, target, state, lengths, "target")
         return self._logits(x), state
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Layers: stack attention to put into any model, and the transformer layers of our own ones. No model lives here."""
 
 from .adapters import StackSelfAttention, replace_self_attention
-from .attention import AttentionState, CrossAttention, SelfAttention
+from .attention import AttentionState, CrossAttention, Memory, SelfAttention
 from .layers import (
     FeedForward,
     LayerSpec,
@@ -22,6 +22,7 @@ __all__ = [
     "CrossAttention",
     "FeedForward",
     "LayerSpec",
+    "Memory",
     "Nondeterministic",
     "NondeterministicStackAttention",
     "Sdpa",

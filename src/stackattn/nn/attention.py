@@ -9,32 +9,59 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..ops.chart import inside
+from .checks import check_dropout, check_heads, check_vectors
 from .state import State, without_padding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionState(State):
     keys: Tensor  # (B, heads, steps so far, d_model / heads)
     values: Tensor
     real: Tensor | None  # (B, steps so far): which steps are no padding; None if all
 
 
+@dataclass(frozen=True, repr=False)
+class Memory(AttentionState):
+    """What cross-attention looks at."""
+
+    source: Tensor  # (B,): which of the sequences that were read stands in each row
+
+    def reorder(self, index: Tensor) -> Memory:
+        """Where hypotheses about the same sources change places, nothing is copied."""
+        return self if torch.equal(self.source[index], self.source) else super().reorder(index)
+
+
 class _Attention(nn.Module):
     def __init__(self, d_model: int, heads: int, dropout: float):
         super().__init__()
-        if d_model % heads:
-            raise ValueError(f"d_model: expected a multiple of heads = {heads}, got {d_model}")
+        check_heads(d_model, heads)
+        check_dropout(dropout)
         self.heads = heads
         self.dropout = dropout
         self.to_output = nn.Linear(d_model, d_model)
+
+    def _check(self, name: str, x: Tensor, lengths: Tensor | None = None) -> None:
+        check_vectors(name, x, self.to_output.in_features, lengths)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, T, d_model / heads)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        y = scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)
+        if dropout and is_causal and queries.device.type == "cpu":
+            y = _causal_with_dropout(queries, keys, values, dropout)
+        else:
+            y = scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)
         return self.to_output(y.transpose(1, 2).flatten(2))
+
+
+def _causal_with_dropout(queries: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
+    """What PyTorch has no fused kernel for on the CPU: there it takes three times as many operations as this."""
+    T, size = queries.shape[2:]
+    hidden = torch.full((T, T), -torch.inf, dtype=queries.dtype).triu(1)  # no row is hidden all over
+    flat = (x.flatten(0, 1) for x in (queries, keys.mT))  # (B * heads, T, size), (B * heads, size, T)
+    weights = torch.baddbmm(hidden, *flat, alpha=size**-0.5).softmax(-1)  # (B * heads, T, T)
+    return (nn.functional.dropout(weights, dropout) @ values.flatten(0, 1)).view_as(queries)
 
 
 class SelfAttention(_Attention):
@@ -47,6 +74,7 @@ class SelfAttention(_Attention):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, T, d_model) -> (B, T, d_model)"""
+        self._check("x", x, lengths)
         queries, keys, values = self._project(without_padding(x, lengths))
         # What lies beyond the lengths comes later, so a causal mask hides it already.
         mask = None if self.causal or lengths is None else inside(lengths, x.shape[1])[:, None, None]
@@ -60,6 +88,7 @@ class SelfAttention(_Attention):
         return AttentionState(nothing, nothing, None)
 
     def extend(self, x: Tensor, state: AttentionState, lengths: Tensor | None = None) -> tuple[Tensor, AttentionState]:
+        self._check("x", x, lengths)
         queries, keys, values = self._project(without_padding(x, lengths))
         before, c = state.keys.shape[2], x.shape[1]
         keys, values = torch.cat([state.keys, keys], dim=2), torch.cat([state.values, values], dim=2)
@@ -92,12 +121,15 @@ class CrossAttention(_Attention):
         self.to_queries = nn.Linear(d_model, d_model)
         self.to_keys_values = nn.Linear(d_model, 2 * d_model)
 
-    def read(self, memory: Tensor, lengths: Tensor | None = None) -> AttentionState:
+    def read(self, memory: Tensor, lengths: Tensor | None = None) -> Memory:
         """The memory (B, T, d_model) as keys and values."""
+        self._check("memory", memory, lengths)
         keys, values = self.to_keys_values(without_padding(memory, lengths)).chunk(2, dim=-1)
         real = None if lengths is None else inside(lengths, memory.shape[1])
-        return AttentionState(self._split(keys), self._split(values), real)
+        source = torch.arange(memory.shape[0], device=memory.device)
+        return Memory(self._split(keys), self._split(values), real, source)
 
-    def forward(self, x: Tensor, memory: AttentionState) -> Tensor:
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        self._check("x", x)
         mask = None if memory.real is None else memory.real[:, None, None]
         return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask, False)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import AttentionState, CrossAttention, SelfAttention
+from .attention import CrossAttention, Memory, SelfAttention
+from .checks import check_dropout, check_positive
 from .stack import NondeterministicStackAttention, SuperpositionStackAttention
 from .state import State, without_padding
 
@@ -61,6 +62,8 @@ _PART = re.compile(rf"{_N}|(?:superposition-{_N}|nondeterministic-{_N}-{_N}-{_N}
 def parse_layers(text: str) -> list[LayerSpec]:
     """`"2.nondeterministic-3-3-5.2"`: parts joined by dots. A number is so many layers of softmax attention;
     `superposition-M` and `nondeterministic-Q-S-M` are stack layers, with `xH` behind for H heads."""
+    if not isinstance(text, str):
+        raise TypeError(f"layers: expected text such as '2.superposition-32.2', got {text!r}")
     layers: list[LayerSpec] = []
     for part in text.split("."):
         found = _PART.fullmatch(part)
@@ -92,6 +95,8 @@ def format_layers(layers: list[LayerSpec]) -> str:
 
 class FeedForward(nn.Sequential):
     def __init__(self, d_model: int, hidden_size: int, dropout: float = 0.0):
+        check_positive(d_model=d_model, hidden_size=hidden_size)
+        check_dropout(dropout)
         super().__init__(
             nn.Linear(d_model, hidden_size), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden_size, d_model)
         )
@@ -114,10 +119,10 @@ class Sublayer(nn.Module):
         return x + self.dropout(y), state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerState(State):
     attention: State
-    memory: AttentionState | None  # what the cross-attention looks at
+    memory: Memory | None  # what the cross-attention looks at
 
 
 class TransformerLayer(nn.Module):
@@ -152,18 +157,18 @@ class TransformerLayer(nn.Module):
         self.cross = Sublayer(d_model, CrossAttention(d_model, heads, dropout), dropout) if cross_attention else None
         self.feed_forward = Sublayer(d_model, FeedForward(d_model, hidden_size, dropout), dropout)
 
-    def read(self, memory: Tensor | None, lengths: Tensor | None) -> AttentionState | None:
+    def read(self, memory: Tensor | None, lengths: Tensor | None) -> Memory | None:
         if self.cross is None or memory is None:
             return None
         return self.cross.function.read(memory, lengths)  # pyright: ignore
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None, memory: AttentionState | None = None) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor | None = None, memory: Memory | None = None) -> Tensor:
         x = self.attention(without_padding(x, lengths), lengths)
         if self.cross is not None:
             x = self.cross(x, memory)
         return self.feed_forward(x)
 
-    def initial_state(self, batch_size: int, memory: AttentionState | None = None) -> LayerState:
+    def initial_state(self, batch_size: int, memory: Memory | None = None) -> LayerState:
         return LayerState(self.attention.function.initial_state(batch_size), memory)  # pyright: ignore
 
     def extend(self, x: Tensor, state: LayerState, lengths: Tensor | None = None) -> tuple[Tensor, LayerState]:
@@ -173,8 +178,8 @@ class TransformerLayer(nn.Module):
         return self.feed_forward(x), LayerState(attention, state.memory)
 
 
-def sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """Positional encodings (..., d_model): sines in the even places, cosines in the odd ones."""
-    frequencies = 10000.0 ** (-torch.arange(0, d_model, 2, device=positions.device) / d_model)
-    angles = positions[..., None] * frequencies
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Positional encodings (..., d_model): sines in the even places, cosines in the odd ones; computed in float64."""
+    places = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
+    angles = positions[..., None] * 10000.0 ** (-places / d_model)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
-from ..ops.checks import check_lengths
+from ..ops.rows import unpack
+from .checks import check_positive, check_vectors
 from .state import State, without_padding
 
 PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": torch.exp}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StackState(State):
     stack: SuperpositionState | NondeterministicState  # of batch size B * heads
     values: Tensor  # (B * heads, steps so far, m), for the nondeterministic stack after the bottom vector
@@ -27,6 +28,11 @@ class StackState(State):
         if self.heads == 1:
             return super().map(function)
         return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
+
+    def reorder(self, index: Tensor) -> StackState:
+        if self.heads == 1:
+            return super().reorder(index)
+        return super().reorder((index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten())
 
 
 Kind = TypeVar("Kind", SuperpositionState, NondeterministicState)
@@ -44,9 +50,7 @@ class _StackAttention(nn.Module):
 
     def __init__(self, d_model: int, num_actions: int, m: int, reading_size: int, heads: int, push_activation: str):
         super().__init__()
-        for name, size in (("d_model", d_model), ("stack_embedding_size", m), ("heads", heads)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {size!r}")
+        check_positive(d_model=d_model, stack_embedding_size=m, heads=heads)
         if push_activation not in PUSH_ACTIVATIONS:
             names = ", ".join(map(repr, PUSH_ACTIVATIONS))
             raise ValueError(f"push_activation: expected one of {names}, got {push_activation!r}")
@@ -62,11 +66,7 @@ class _StackAttention(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
 
     def _enter(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        d_model = self.to_actions.in_features
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != d_model:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x: expected shape (B, T, {d_model}), got {got}")
-        check_lengths(lengths, x)
+        check_vectors("x", x, self.to_actions.in_features, lengths)
         return without_padding(x, lengths)
 
     def _split(self, x: Tensor) -> Tensor:
@@ -175,9 +175,7 @@ class NondeterministicStackAttention(_StackAttention):
         heads: int = 1,
         push_activation: str = "sigmoid",
     ):
-        for name, size in (("num_states", num_states), ("num_symbols", num_symbols)):
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {size!r}")
+        check_positive(num_states=num_states, num_symbols=num_symbols)
         Q, S, m = num_states, num_symbols, stack_embedding_size
         super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, heads, push_activation)
         self.num_states, self.num_symbols = Q, S
@@ -193,7 +191,7 @@ class NondeterministicStackAttention(_StackAttention):
     ):
         """x (B, T, d_model); what lies beyond `lengths` (B,) is not read."""
         x = self._enter(x, lengths)
-        transitions = self._transitions(x)
+        transitions = unpack(self._rows(x))
         weights = nondeterministic_weights(*transitions, self._lengths(lengths))  # (B * heads, T, T + 1, Q, S)
         values = torch.cat([self._bottom(x.shape[0]), self._values(x)], dim=1)
         y = self.to_output(self._readings(weights, values))
@@ -208,16 +206,14 @@ class NondeterministicStackAttention(_StackAttention):
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = self._enter(x, lengths)
-        weights, stack = _stack_of(state, NondeterministicState).extend(*self._transitions(x), self._lengths(lengths))
+        weights, stack = _stack_of(state, NondeterministicState).extend_rows(self._rows(x), self._lengths(lengths))
         values = torch.cat([state.values, self._values(x)], dim=1)
         return self.to_output(self._readings(weights, values)), StackState(stack, values, self.heads)
 
-    def _transitions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log weights of push, replace and pop, (B * heads, T, Q, S, ...)."""
+    def _rows(self, x: Tensor) -> Tensor:
+        """Log weights of push, replace and pop, (B * heads, T, Q, S, Q S + Q S + Q)."""
         Q, S = self.num_states, self.num_symbols
-        rows = self._split(self.to_actions(x)).unflatten(-1, (Q, S, 2 * Q * S + Q))
-        push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
-        return push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
+        return self._split(self.to_actions(x)).unflatten(-1, (Q, S, 2 * Q * S + Q))
 
     def _bottom(self, batch_size: int) -> Tensor:
         """(B * heads, 1, m)"""
@@ -225,4 +221,6 @@ class NondeterministicStackAttention(_StackAttention):
 
     def _readings(self, weights: Tensor, values: Tensor) -> Tensor:
         """(B * heads, T, i, Q, S) and (B * heads, i, m) -> (B, T, heads * Q * S * m)"""
-        return self._join(torch.einsum("btiqs,bim->btqsm", weights, values).flatten(2))
+        rows = weights.flatten(3).mT.flatten(1, 2)  # (B * heads, T * Q * S, i)
+        reading_size = self.to_output.in_features // self.heads  # Q * S * m
+        return self._join((rows @ values).reshape(*weights.shape[:2], reading_size))

@@ -19,29 +19,44 @@ from ..ops.chart import inside
 Self = TypeVar("Self", bound="State")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class State:
     """A value made of tensors (batch first), of other states, of tuples of them, and of numbers."""
 
+    def __repr__(self) -> str:
+        """What it is made of; of tensors only the shapes."""
+        parts = ", ".join(f"{field.name}={_brief(getattr(self, field.name))}" for field in fields(self))
+        return f"{type(self).__name__}({parts})"
+
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each tensor."""
-
-        def apply(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return function(value)
-            if isinstance(value, tuple):
-                return tuple(map(apply, value))
-            return value.map(function) if hasattr(value, "map") else value
-
-        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
+        return self._each(function, lambda state: state.map(function))
 
     def reorder(self: Self, index: Tensor) -> Self:
         """The states of the sequences `index`, as a new batch: for beam search."""
-        return self.map(lambda x: x.index_select(0, index))
+        return self._each(lambda x: x.index_select(0, index), lambda state: state.reorder(index))
+
+    def _each(self: Self, of_tensor: Callable[[Tensor], Tensor], of_state: Callable[[Any], Any]) -> Self:
+        def apply(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return of_tensor(value)
+            if isinstance(value, tuple):
+                return tuple(map(apply, value))
+            return of_state(value) if hasattr(value, "map") else value
+
+        return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
         return self.map(torch.Tensor.detach)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_brief, value))}]"
+    return repr(value)
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:

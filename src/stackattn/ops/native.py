@@ -87,50 +87,52 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     return result.to(actions.dtype)
 
 
-def extend(data: Tensor, call, *inputs: Tensor) -> tuple[Tensor, bool]:
-    """Append the steps of `inputs` to the states in `data` (B, room); returns their attention weights."""
-    (Q, S), (B, c) = call.layout, inputs[0].shape[:2]
-    wide = [_wide(x) for x in inputs]
+def extend(data: Tensor, call, rows: Tensor) -> tuple[Tensor, bool]:
+    """Append the steps in `rows` to the states in `data` (B, room); returns their attention weights."""
+    (Q, S), (B, c) = call.layout, rows.shape[:2]
+    wide = _wide(rows)
     T = call.before + c
-    weights = wide[0].new_empty((B, c, T) if call.superposition else (B, c, T + 1, Q, S))
-    pointers = [x.data_ptr() for x in wide] + [0] * (3 - len(wide))
-    vouched = _state_call("extend", (B, c, Q, S), data, call, wide[0].dtype, *pointers, weights.data_ptr())
-    return weights.to(inputs[0].dtype), vouched
+    weights = wide.new_empty((B, c, T) if call.superposition else (B, c, T + 1, Q, S))
+    vouched = _state_call("extend", (B, c, Q, S), data, call, wide.dtype, wide.data_ptr(), weights.data_ptr())
+    return weights.to(rows.dtype), vouched
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """On a 64-byte boundary, as PyTorch allocates: a slice or a foreign tensor may not be."""
-    return x.clone(memory_format=torch.contiguous_format) if x.data_ptr() % 64 else x
+def _as_gradient(x: Tensor) -> Tensor:
+    """Rows of contiguous numbers on 64-byte boundaries, as PyTorch allocates: a foreign tensor may not be so."""
+    if x.stride(1) == 1 and x.data_ptr() % 64 == 0 and x.stride(0) % 8 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def retract(
-    state: Tensor, call, inputs: list[Tensor], grad_weights: Tensor | None, grad_state: Tensor | None
-) -> tuple[Tensor, list[Tensor]]:
-    """Gradients with respect to the state before the call's steps, and to its inputs; `state` is the one after them."""
-    (Q, S), (B, c) = call.layout, inputs[0].shape[:2]
-    wide = [_wide(x) for x in inputs]
-    grads = [torch.empty_like(x) for x in wide]
-    grad_before = state.new_empty(B, call.layout.size(call.before))
-    pointers = [x.data_ptr() for x in wide] + [0] * (3 - len(wide))
-    outputs = [x.data_ptr() for x in grads] + [0] * (3 - len(grads))
+    state: Tensor, call, rows: Tensor, grad_weights: Tensor | None, grad_state: Tensor | None, *, in_place: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to the state before the call's steps, and to their rows; `state` is the one after them.
+    `in_place`, the first of them takes the place of `grad_state`."""
+    (Q, S), (B, c) = call.layout, rows.shape[:2]
+    wide = _wide(rows)
+    grad_rows = torch.empty_like(wide)
     if grad_weights is not None:
-        grad_weights = grad_weights.to(wide[0].dtype).contiguous()
-    if grad_state is not None:
-        grad_state = _aligned(grad_state.contiguous())
+        grad_weights = grad_weights.to(wide.dtype).contiguous()
+    if grad_state is not None and not in_place:
+        grad_state = _as_gradient(grad_state)
+    size = call.layout.size(call.before)
+    grad_before = grad_state[:, :size] if in_place and grad_state is not None else state.new_empty(B, size)
     _state_call(
         "retract",
         (B, c, Q, S),
         state,
         call,
-        wide[0].dtype,
-        *pointers,
+        wide.dtype,
+        wide.data_ptr(),
         0 if grad_weights is None else grad_weights.data_ptr(),
         0 if grad_state is None else grad_state.data_ptr(),
-        0 if grad_state is None else grad_state.shape[1],
+        0 if grad_state is None else grad_state.stride(0),
         grad_before.data_ptr(),
-        *outputs,
+        grad_before.stride(0),
+        grad_rows.data_ptr(),
     )
-    return grad_before, [x.to(inputs[0].dtype) for x in grads]
+    return grad_before, grad_rows.to(rows.dtype)
 
 
 def _state_call(name: str, sizes: tuple[int, ...], data: Tensor, call, dtype: torch.dtype, *rest: int) -> bool:

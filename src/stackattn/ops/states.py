@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from .backends import choose
 from .chart import Steps, inside
 from .columns import Layout
 from .nondeterministic import nondeterministic_weights
+from .rows import History, pack, unpack
 from .steps import action_steps, log_gradients, scaled_steps
 
 
@@ -30,6 +32,8 @@ class _Buffer:
     def __init__(self, data: Tensor, filled: int):
         self.data = data  # (B, room) float64
         self.filled = filled  # steps written so far, or being written
+        # The gradient that a backward pass handed on last: where it comes back alone, it is written over.
+        self.gradient: Tensor | None = None
         self._lock = threading.Lock()
 
     def claim(self, length: int, T: int) -> bool:
@@ -41,7 +45,8 @@ class _Buffer:
             return True
 
 
-class _Call(NamedTuple):
+@dataclass
+class _Call:
     """What an extension is about, beside its tensors."""
 
     layout: Layout
@@ -49,83 +54,92 @@ class _Call(NamedTuple):
     superposition: bool
     backend: str
     lengths: Tensor | None
+    buffer: _Buffer
+    vouched: bool = True  # whether plain doubles can vouch for the weights
 
 
 class _Extend(torch.autograd.Function):
-    """(tensor of a state, inputs of c more steps) -> attention weights of these steps, tensor of the new state."""
+    """(tensor of a state, rows of c more steps) -> attention weights of these steps, tensor of the new state."""
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, call: _Call, buffer: _Buffer, *inputs: Tensor):
+    def forward(ctx: Any, state: Tensor, rows: Tensor, call: _Call):
         ctx.set_materialize_grads(False)
-        T = call.before + inputs[0].shape[1]
-        if call.backend == "cpp":
-            weights, vouched = native.extend(buffer.data, call, *inputs)
-        else:
-            steps = _steps(call, inputs)
-            new, weights, vouched = columns.extend(
-                state, call.layout, call.before, steps, call.lengths, call.superposition
-            )
-            size = call.layout.size(call.before)
-            buffer.data[:, size : new.shape[1]] = new[:, size:]
-            weights = (weights[..., 0, 0] if call.superposition else weights).to(inputs[0].dtype)
-        # An alias, not a view of the buffer: autograd would follow a view back to it.
-        new_state = torch.empty(0, dtype=torch.float64, device=state.device)
-        new_state.set_(buffer.data.untyped_storage(), 0, (state.shape[0], call.layout.size(T)), buffer.data.stride())  # pyright: ignore
+        weights, new_state = _extend(state, rows, call)
         ctx.call = call
-        ctx.save_for_backward(new_state, *inputs)
-        vouched_for = torch.tensor(vouched, device="cpu")
-        ctx.mark_non_differentiable(vouched_for)
-        return weights, new_state, vouched_for
+        ctx.save_for_backward(new_state, rows)
+        return weights, new_state
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_weights: Tensor | None, grad_state: Tensor | None, _: Any):  # pyright: ignore
-        state, *inputs = ctx.saved_tensors
+    def backward(ctx: Any, grad_weights: Tensor | None, grad_state: Tensor | None):  # pyright: ignore
+        state, rows = ctx.saved_tensors
         call = ctx.call
-        if inputs[0].shape[1] == 0:  # nothing was added
-            return grad_state, None, None, *(torch.zeros_like(x) for x in inputs)
         if call.backend == "cpp":
-            grad_before, grads = native.retract(state, call, inputs, grad_weights, grad_state)
-        else:
-            steps = _steps(call, inputs)
-            if call.superposition and grad_weights is not None:
-                grad_weights = grad_weights[..., None, None]
-            grad_before, found = columns.retract(
-                state, call.layout, call.before, steps, call.lengths, call.superposition, grad_weights, grad_state
-            )
-            grads = _input_gradients(call, steps, found)
-            grads = [x.to(inputs[0].dtype) for x in grads]
-        return grad_before, None, None, *grads
+            ours = call.buffer.gradient
+            alone = ours is not None and grad_state is not None and _same_place(ours, grad_state)
+            grad_before, grad_rows = native.retract(state, call, rows, grad_weights, grad_state, in_place=alone)
+            # Nobody but autograd has it, and autograd adds to no tensor that somebody else holds.
+            call.buffer.gradient = grad_before if ctx.needs_input_grad[0] else None
+            return grad_before, grad_rows, None
+        steps = _steps(call, rows)
+        if call.superposition and grad_weights is not None:
+            grad_weights = grad_weights[..., None, None]
+        grad_before, found = columns.retract(
+            state, call.layout, call.before, steps, call.lengths, call.superposition, grad_weights, grad_state
+        )
+        return grad_before, _row_gradients(call, steps, found).to(rows.dtype), None
 
 
-def _steps(call: _Call, inputs: tuple[Tensor, ...] | list[Tensor]) -> Steps:
-    inputs = tuple(_still_where_ended(call, inputs))
-    return action_steps(inputs[0], None) if call.superposition else scaled_steps(*inputs, extended=False)
+def _extend(state: Tensor, rows: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
+    data = call.buffer.data
+    if call.backend == "cpp":
+        weights, call.vouched = native.extend(data, call, rows)
+    else:
+        steps = _steps(call, rows)
+        new, weights, call.vouched = columns.extend(
+            state, call.layout, call.before, steps, call.lengths, call.superposition
+        )
+        size = call.layout.size(call.before)
+        data[:, size : new.shape[1]] = new[:, size:]
+        weights = (weights[..., 0, 0] if call.superposition else weights).to(rows.dtype)
+    # An alias, not a view of the buffer: autograd would follow a view back to it.
+    new_state = torch.empty(0, dtype=torch.float64, device=state.device)
+    size = call.layout.size(call.before + rows.shape[1])
+    new_state.set_(data.untyped_storage(), 0, (state.shape[0], size), data.stride())  # pyright: ignore
+    return weights, new_state
 
 
-def _still_where_ended(call: _Call, inputs: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
+def _same_place(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
+
+
+def _steps(call: _Call, rows: Tensor) -> Steps:
+    rows = _still_where_ended(call, rows)
+    return action_steps(rows, None) if call.superposition else scaled_steps(*unpack(rows), extended=False)
+
+
+def _still_where_ended(call: _Call, rows: Tensor) -> Tensor:
     """Beyond the lengths, the step that changes nothing."""
     if call.lengths is None:
-        return list(inputs)
-    counts = inside(call.lengths, inputs[0].shape[1])
-    masks = [counts[(...,) + (None,) * (x.dim() - 2)] for x in inputs]
+        return rows
+    counts = inside(call.lengths, rows.shape[1])
     if call.superposition:
-        return [inputs[0].where(masks[0], inputs[0].new_tensor([0.0, 1.0, 0.0]))]
+        return rows.where(counts[..., None], rows.new_tensor([0.0, 1.0, 0.0]))
     Q, S = call.layout
-    still = torch.eye(Q * S, device=inputs[0].device, dtype=inputs[0].dtype).log().reshape(Q, S, Q, S)
-    instead = (-torch.inf, still, -torch.inf)
-    return [x.where(mask, value) for x, mask, value in zip(inputs, masks, instead, strict=True)]
+    still = torch.full((Q, S, 2 * Q * S + Q), -torch.inf, device=rows.device, dtype=rows.dtype)
+    still[..., Q * S : 2 * Q * S].view(Q * S, Q * S).fill_diagonal_(0.0)
+    return rows.where(counts[..., None, None, None], still)
 
 
-def _input_gradients(call: _Call, steps: Steps, found: Steps) -> list[Tensor]:
+def _row_gradients(call: _Call, steps: Steps, found: Steps) -> Tensor:
     if call.superposition:
-        grads = [torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)]
+        grad = torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)
     else:
-        grads = list(log_gradients(steps, found, call.layout.Q))
+        grad = pack(*log_gradients(steps, found, call.layout.Q))
     if call.lengths is not None:
         counts = inside(call.lengths, steps.push.shape[0])
-        grads = [x.where(counts[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in grads]
-    return grads
+        grad = grad.where(counts[(...,) + (None,) * (grad.dim() - 2)], 0.0)
+    return grad
 
 
 Self = TypeVar("Self", bound="_State")
@@ -135,14 +149,13 @@ class _State:
     """What both stacks' states share."""
 
     def __init__(
-        self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: tuple | None
+        self, tensor: Tensor, buffer: _Buffer, length: int, layout: Layout, backend: str, history: History | None
     ):
         self._tensor = tensor  # (B, layout.size(length)), in the graph
         self._buffer = buffer
         self._layout = layout
         self._backend = backend
-        # Inputs of all steps so far, for the nondeterministic stack: what exact arithmetic would start from again.
-        self._history = history
+        self._history = history  # of the nondeterministic stack, if it has taken any steps
         self.length = length
 
     @property
@@ -164,7 +177,14 @@ class _State:
             raise ValueError(f"index: expected device {self.device} like the state, got {index.device}")
         if ((index < 0) | (index >= self.batch_size)).any():
             raise ValueError(f"index: expected integers from 0 to {self.batch_size - 1}, got {index.tolist()}")
-        return self.map(lambda x: x.index_select(0, index.long()))
+        index = index.long()
+        if self._tensor.requires_grad and torch.is_grad_enabled():
+            return self.map(lambda x: x.index_select(0, index))
+        # Straight into a buffer with room: whoever reorders goes on, and may soon reorder again.
+        size, data = self._tensor.shape[1], self._empty_data(len(index), self.length + 8)
+        torch.index_select(self._tensor.detach(), 0, index, out=data[:, :size])
+        buffer = _Buffer(data, min(self.length, self._buffer.filled))
+        return self._moved(data[:, :size], buffer, lambda x: x.index_select(0, index))
 
     def detach(self: Self) -> Self:
         """The same state without its past in the autograd graph."""
@@ -183,7 +203,18 @@ class _State:
         shared = ours == theirs  # the same numbers in the same places, as after detach
         # a state that is computed from its history stays so: its buffer is filled up to -1
         buffer = self._buffer if shared else _Buffer(tensor.detach(), min(self.length, self._buffer.filled))
-        history = None if self._history is None else tuple(tuple(map(function, step)) for step in self._history)
+        return self._moved(tensor, buffer, function)
+
+    def _moved(self: Self, tensor: Tensor, buffer: _Buffer, function: Callable[[Tensor], Tensor]) -> Self:
+        history = None
+        if self._history is not None:
+            grad = torch.is_grad_enabled()
+
+            def as_of_now(x: Tensor) -> Tensor:
+                with torch.set_grad_enabled(grad):
+                    return function(x)
+
+            history = History(self._history, None, as_of_now)
         return type(self)(tensor, buffer, self.length, self._layout, self._backend, history)
 
     def _check_batch(self, name: str, x: Tensor) -> None:
@@ -197,9 +228,21 @@ class _State:
         size = self._layout.size
         if self._buffer.data.shape[1] >= size(T) and self._buffer.claim(self.length, T):
             return self._buffer
-        data = self._tensor.new_empty(self.batch_size, size(max(T, 32, self.length * 2)))
+        data = self._empty_data(self.batch_size, max(T, 32, self.length * 2))
         data[:, : size(self.length)] = self._tensor.detach()
         return _Buffer(data, T)
+
+    def _empty_data(self, batch_size: int, steps: int) -> Tensor:
+        return self._tensor.new_empty(batch_size, self._layout.size(steps))
+
+    def _take(self: Self, rows: Tensor, lengths: Tensor | None, superposition: bool) -> tuple[Tensor, Self, _Call]:
+        """The weights of the steps in `rows`, and the new state without a history."""
+        T = self.length + rows.shape[1]
+        lengths = None if lengths is None else lengths.long().clone()
+        call = _Call(self._layout, self.length, superposition, self._backend, lengths, self._room(T))
+        tracked = torch.is_grad_enabled() and (rows.requires_grad or self._tensor.requires_grad)
+        weights, tensor = (_Extend.apply if tracked else _extend)(self._tensor, rows, call)  # pyright: ignore
+        return weights, type(self)(tensor, call.buffer, T, self._layout, self._backend, None), call
 
 
 class SuperpositionState(_State):
@@ -216,7 +259,7 @@ class SuperpositionState(_State):
 
     @classmethod
     def empty(cls, batch_size: int, *, device: torch.device | str = "cpu", backend: str = "auto") -> SuperpositionState:
-        return _empty(cls, batch_size, Layout(1, 1), device, backend, None)
+        return _empty(cls, batch_size, Layout(1, 1), device, backend)
 
     def extend(self, actions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, SuperpositionState]:
         """Take c more steps.
@@ -237,13 +280,8 @@ class SuperpositionState(_State):
             checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
         if actions.shape[1] == 0:
             return actions.new_zeros(self.batch_size, 0, self.length), self
-        T = self.length + actions.shape[1]
-        call = _Call(
-            self._layout, self.length, True, self._backend, None if lengths is None else lengths.long().clone()
-        )
-        buffer = self._room(T)
-        weights, tensor, _ = _Extend.apply(self._tensor, call, buffer, actions)  # pyright: ignore
-        return weights, SuperpositionState(tensor, buffer, T, self._layout, self._backend, None)
+        weights, state, _ = self._take(actions, lengths, superposition=True)
+        return weights, state
 
 
 class NondeterministicState(_State):
@@ -271,7 +309,7 @@ class NondeterministicState(_State):
         for name, x in (("num_states", num_states), ("num_symbols", num_symbols)):
             if not isinstance(x, int) or x < 1:
                 raise ValueError(f"{name}: expected a positive integer, got {x!r}")
-        return _empty(cls, batch_size, Layout(num_states, num_symbols), device, backend, ())
+        return _empty(cls, batch_size, Layout(num_states, num_symbols), device, backend)
 
     def extend(
         self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None
@@ -289,52 +327,53 @@ class NondeterministicState(_State):
         Returns:
             Attention weights (B, c, length + c + 1, Q, S), and the new state.
         """
-        inputs = (log_push, log_replace, log_pop)
-        checks.check_transitions(*inputs, lengths)
-        self._check_batch("log_push", log_push)
-        if log_push.shape[2:4] != self._layout:
-            Q, S = self._layout
-            got = tuple(log_push.shape[2:4])
+        checks.check_transitions(log_push, log_replace, log_pop, lengths)
+        return self.extend_rows(pack(log_push, log_replace, log_pop), lengths)
+
+    def extend_rows(self, rows: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, NondeterministicState]:
+        """The same from one tensor (B, c, Q, S, Q S + Q S + Q), see `pack`. The state keeps it: it must not change."""
+        Q, S = self._layout
+        self._check_batch("log_push", rows)
+        if rows.shape[2:] != (Q, S, 2 * Q * S + Q):
+            got = tuple(rows.shape[2:4])
             raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
-        checks.check_length_values(lengths, log_push.shape[1])
+        checks.check_length_values(lengths, rows.shape[1])
         if self._backend != "cpp":
-            self._check_numbers(inputs, lengths)
-        if log_push.shape[1] == 0:
-            return log_push.new_zeros(self.batch_size, 0, self.length + 1, *self._layout), self
-        T = self.length + log_push.shape[1]
-        call = _Call(
-            self._layout, self.length, False, self._backend, None if lengths is None else lengths.long().clone()
-        )
-        assert self._history is not None
-        # Copies: the caller may use its tensors again for the next step.
-        history = (*self._history, tuple(x.clone() for x in _still_where_ended(call, inputs)))
+            self._check_numbers(rows, lengths)
+        if rows.shape[1] == 0:
+            return rows.new_zeros(self.batch_size, 0, self.length + 1, Q, S), self
         if self._buffer.filled >= 0:
-            buffer = self._room(T)
-            weights, tensor, vouched = _Extend.apply(self._tensor, call, buffer, *inputs)  # pyright: ignore
-            if vouched:
-                return weights, NondeterministicState(tensor, buffer, T, self._layout, self._backend, history)
-        # Plain doubles cannot vouch for the weights of this state: from here on every row is computed from the start.
+            weights, state, call = self._take(rows, lengths, superposition=False)
+            if call.vouched:
+                state._history = History(self._history, _still_where_ended(call, rows), None)
+                return weights, state
+        return self._extend_exactly(rows, lengths)
+
+    def _extend_exactly(self, rows: Tensor, lengths: Tensor | None) -> tuple[Tensor, NondeterministicState]:
+        """Where plain doubles cannot vouch for the weights: from here on every row is computed from the start."""
         if self._backend == "cpp":  # the kernel would count the steps from the start, too
-            self._check_numbers(inputs, lengths)
-        steps = (torch.cat(x, dim=1) for x in zip(*history, strict=True))
-        weights = nondeterministic_weights(*steps, backend=self._backend)
-        weights = weights[:, self.length :]
-        if lengths is not None:
-            weights = weights.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
+            self._check_numbers(rows, lengths)
         nothing = _Buffer(self._tensor.detach(), -1)
+        call = _Call(self._layout, self.length, False, self._backend, lengths, nothing)
+        history = History(self._history, _still_where_ended(call, rows), None)
+        steps = history.steps()
+        weights = nondeterministic_weights(*unpack(steps), backend=self._backend)[:, self.length :]
+        if lengths is not None:
+            weights = weights.where(inside(lengths, rows.shape[1])[..., None, None, None], 0.0)
+        T, history = self.length + rows.shape[1], History(None, steps, None)
         return weights, NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
 
     @staticmethod
-    def _check_numbers(inputs: tuple[Tensor, ...], lengths: Tensor | None) -> None:
-        for name, x in zip(("log_push", "log_replace", "log_pop"), inputs, strict=True):
-            checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)
+    def _check_numbers(rows: Tensor, lengths: Tensor | None) -> None:
+        for name, x in zip(("log_push", "log_replace", "log_pop"), unpack(rows.detach()), strict=True):
+            checks.check_numbers(name, x, lengths, minus_infinity=True)
 
 
-def _empty(cls, batch_size: int, layout: Layout, device: torch.device | str, backend: str, history: tuple | None):
+def _empty(cls, batch_size: int, layout: Layout, device: torch.device | str, backend: str):
     if not isinstance(batch_size, int) or batch_size < 0:
         raise ValueError(f"batch_size: expected a whole number, got {batch_size!r}")
     backend = choose(backend, torch.device(device))
     if backend == "reference":
         raise ValueError("backend: states run on 'torch' or 'cpp', got 'reference'")
     tensor = torch.empty(batch_size, 0, dtype=torch.float64, device=device)
-    return cls(tensor, _Buffer(tensor, 0), 0, layout, backend, history)
+    return cls(tensor, _Buffer(tensor, 0), 0, layout, backend, None)

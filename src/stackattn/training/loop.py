@@ -145,7 +145,7 @@ class _Training:
         self.model, self.task, self.config, self.run, self.processes = model, task, config, run, processes
         self.watcher = watcher if processes.first else None
         self.parallel = processes.wrap(model)
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
         self.plateau = Plateau(config.lr_factor, config.lr_patience, config.published)
         self.stopping = EarlyStopping(config.stop_patience)
         self.progress = Progress()

@@ -38,14 +38,17 @@ struct Layout {
 // out[r][i] = in[r][i] + sum over p of c[p][r] * x[p][i]: the loop in which a column's work is done. All lengths are padded.
 template <int R, int P>
 void add_products(double* out, const double* in, long ld, const double* x, long ldx, const double* c, long n) {
+  Vec factor[P][R];  // in registers: for all the compiler knows, `c` is part of `out`
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) factor[p][r] = splat(c[p * R + r]);
   for (long i = 0; i < n; i += kLanes) {
-    Vec row[P];
-    for (int p = 0; p < P; ++p) row[p] = *(const Vec*)(x + p * ldx + i);
-    for (int r = 0; r < R; ++r) {
-      Vec total = *(const Vec*)(in + r * ld + i);
-      for (int p = 0; p < P; ++p) total += splat(c[p * R + r]) * row[p];
-      *(Vec*)(out + r * ld + i) = total;
+    Vec total[R];
+    for (int r = 0; r < R; ++r) total[r] = *(const Vec*)(in + r * ld + i);
+    for (int p = 0; p < P; ++p) {
+      const Vec row = *(const Vec*)(x + p * ldx + i);
+      for (int r = 0; r < R; ++r) total[r] += factor[p][r] * row;
     }
+    for (int r = 0; r < R; ++r) *(Vec*)(out + r * ld + i) = total[r];
   }
 }
 

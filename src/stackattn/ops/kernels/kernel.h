@@ -35,13 +35,11 @@ struct FullPass {
   Report (*superposition_backward)(const Problem&, const void* actions, const void* grad_weights, void* grad_actions);
 };
 
-// states.cpp: the number of doubles in one, adding steps to it, and the way back. For the superposition stack `push` is the actions.
-// Null gradients are zero.
+// states.cpp: the number of doubles in one, adding steps to it, and the way back. `steps` is (B,T,Q,S,QS+QS+Q): push, replace, pop; for
+// the superposition stack the actions. Null gradients are zero; `grad_before` may be where `grad_after` is.
 struct States {
   int64_t (*state_size)(int64_t states, int64_t symbols, int64_t steps);
-  Report (*extend)(const Problem&, const State&, bool superposition, const void* push, const void* replace, const void* pop,
-                   void* weights);
-  Report (*retract)(const Problem&, const State&, bool superposition, const void* push, const void* replace, const void* pop,
-                    const void* grad_weights, const State& grad_after, double* grad_before, void* grad_push,
-                    void* grad_replace, void* grad_pop);
+  Report (*extend)(const Problem&, const State&, bool superposition, const void* steps, void* weights);
+  Report (*retract)(const Problem&, const State&, bool superposition, const void* steps, const void* grad_weights,
+                    const State& grad_after, const State& grad_before, void* grad_steps);
 };

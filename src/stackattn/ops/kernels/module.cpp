@@ -107,20 +107,20 @@ NB_MODULE(_kernel, m) {
   });
   m.def("state_size", [](int64_t states, int64_t symbols, int64_t steps) { return kernel().states.state_size(states, symbols, steps); });
   m.def("extend", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
-                     bool superposition, Address push, Address replace, Address pop, Address weights) {
+                     bool superposition, Address steps, Address weights) {
     const Problem p = problem(sizes, lengths, threads, wide);
     const State state{static_cast<double*>(out(data)), stride, before};
-    return run([&] { return kernel().states.extend(p, state, superposition, in(push), in(replace), in(pop), out(weights)); });
+    return run([&] { return kernel().states.extend(p, state, superposition, in(steps), out(weights)); });
   });
   m.def("retract", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
-                      bool superposition, Address push, Address replace, Address pop, Address grad_weights, Address grad_after,
-                      int64_t grad_stride, Address grad_before, Address grad_push, Address grad_replace, Address grad_pop) {
+                      bool superposition, Address steps, Address grad_weights, Address grad_after, int64_t after_stride,
+                      Address grad_before, int64_t before_stride, Address grad_steps) {
     const Problem p = problem(sizes, lengths, threads, wide);
     const State state{static_cast<double*>(out(data)), stride, before};
-    const State after{static_cast<double*>(out(grad_after)), grad_stride, before};
+    const State grad_of_this{static_cast<double*>(out(grad_after)), after_stride, before};
+    const State grad_of_last{static_cast<double*>(out(grad_before)), before_stride, before};
     return run([&] {
-      return kernel().states.retract(p, state, superposition, in(push), in(replace), in(pop), in(grad_weights), after,
-                              static_cast<double*>(out(grad_before)), out(grad_push), out(grad_replace), out(grad_pop));
+      return kernel().states.retract(p, state, superposition, in(steps), in(grad_weights), grad_of_this, grad_of_last, out(grad_steps));
     });
   });
 }

@@ -5,11 +5,10 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
-// The weights of one step of a state: as given, or the step that changes nothing where the sequence has ended. `push` and `repl` are
-// (q,x) x (r,y), as in the input.
+// The weights of one step of a state: as given, or the step that changes nothing where the sequence has ended. `rows` has push, replace
+// and pop of each (q,x) behind one another; `push_to` and `repl_to` are (q,x) x (r,y).
 template <class IO>
-int load_state_step(const Problem& p, bool superposition, bool ended, const IO* push, const IO* repl, const IO* pop, double* push_to,
-                    double* repl_to, double* pop_to) {
+int load_state_step(const Problem& p, bool superposition, bool ended, const IO* rows, double* push_to, double* repl_to, double* pop_to) {
   const int Q = p.states, QS = p.states * p.symbols;
   if (ended) {
     std::fill_n(push_to, long(QS) * QS, 0.0);
@@ -18,12 +17,20 @@ int load_state_step(const Problem& p, bool superposition, bool ended, const IO* 
     std::fill_n(pop_to, QS * Q, 0.0);
     return 0;
   }
-  if (!superposition) return load_step<Linear>(Q, QS, push, repl, pop, push_to, repl_to, pop_to);
-  if (!finite(push)) return 1;
-  *push_to = push[0];
-  *repl_to = push[1];
-  *pop_to = push[2];
-  return 0;
+  if (superposition) {
+    if (!finite(rows)) return 1;
+    *push_to = rows[0];
+    *repl_to = rows[1];
+    *pop_to = rows[2];
+    return 0;
+  }
+  std::vector<IO> push(QS * QS), repl(QS * QS), pop(QS * Q);
+  for (int s = 0; s < QS; ++s, rows += 2 * QS + Q) {
+    std::copy_n(rows, QS, &push[s * QS]);
+    std::copy_n(rows + QS, QS, &repl[s * QS]);
+    std::copy_n(rows + 2 * QS, Q, &pop[s * Q]);
+  }
+  return load_step<Linear>(Q, QS, push.data(), repl.data(), pop.data(), push_to, repl_to, pop_to);
 }
 
 // (from x to) -> [to][from, padded with zeros]
@@ -41,8 +48,7 @@ struct Rows {
 };
 
 template <class IO>
-Report extend_as(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
-                 void* weights) {
+Report extend_as(const Problem& p, const State& state, bool superposition, const void* steps, void* weights) {
   const int Q = p.states, S = p.symbols, QS = Q * S;
   const Rows rows(p, state, superposition);
   const Layout layout(Q, S, state.before + p.steps);
@@ -54,9 +60,8 @@ Report extend_as(const Problem& p, const State& state, bool superposition, const
       const long t = state.before + step + 1;
       const int64_t at = s * p.steps + step;
       const bool ended = step >= length;
-      const int64_t wide = superposition ? 3 : QS * QS;
-      report.argument = load_state_step(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
-                                        (const IO*)pop + at * QS * Q, step_push.data(), step_repl.data(), columns.pop());
+      report.argument = load_state_step(p, superposition, ended, (const IO*)steps + at * QS * (2 * QS + Q), step_push.data(),
+                                        step_repl.data(), columns.pop());
       report.step = step;
       if (report.argument) return report;
       store_transposed(layout, step_push.data(), columns.push(t));
@@ -80,17 +85,17 @@ Report extend_as(const Problem& p, const State& state, bool superposition, const
 }
 
 template <class IO>
-Report retract_as(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
-                  const void* grad_weights, const State& grad_after, double* grad_before, void* grad_push, void* grad_repl,
-                  void* grad_pop) {
+Report retract_as(const Problem& p, const State& state, bool superposition, const void* steps, const void* grad_weights,
+                  const State& grad_after, const State& grad_before, void* grad_steps) {
   const int Q = p.states, S = p.symbols, QS = Q * S;
   const Rows rows(p, state, superposition);
   const Layout layout(Q, S, state.before + p.steps);
   const long kept = layout.offset[state.before + 1], all = layout.offset[state.before + p.steps + 1];
   return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     Columns columns(work, layout, superposition, state.data + s * state.stride);
-    double* before = grad_before + s * kept;
-    // The gradient that came is only read. Its last column is completed in a copy; a chunk of several steps works on a copy of all.
+    double* before = grad_before.data + s * grad_before.stride;
+    // The gradient that came is only read, unless it is to become the other one. Its last column is completed in a copy; a chunk of several
+    // steps works on a copy of all.
     const double* after = grad_after.data ? grad_after.data + s * grad_after.stride : nullptr;
     const long first = after && p.steps == 1 ? kept : 0;  // where the copy begins
     Aligned memory(all - first);
@@ -104,9 +109,8 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
       const long t = state.before + step + 1;
       const int64_t at = s * p.steps + step;
       const bool ended = step >= length;
-      const int64_t wide = superposition ? 3 : QS * QS;
-      load_state_step(p, superposition, ended, (const IO*)push + at * wide, (const IO*)repl + at * wide,
-                      (const IO*)pop + at * QS * Q, step_push.data(), step_repl.data(), columns.pop());
+      const int64_t per_step = QS * (2 * QS + Q);
+      load_state_step(p, superposition, ended, (const IO*)steps + at * per_step, step_push.data(), step_repl.data(), columns.pop());
       double* column = copy + (layout.offset[t] - first);
       if (!ended && grad_weights) {
         const IO* grad = (const IO*)grad_weights + at * rows.per_row;
@@ -123,33 +127,36 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
       }
       columns.retract(t, column, first ? after : copy, step == 0 ? before : copy, dpop.data());
       const double *dpush = column + layout.push(t), *drepl = column + layout.repl(t);
-      if (superposition) {
-        IO* out = (IO*)grad_push + at * 3;
-        out[0] = ended ? 0 : IO(dpush[0]), out[1] = ended ? 0 : IO(drepl[0]), out[2] = ended ? 0 : IO(dpop[0]);
+      IO* out = (IO*)grad_steps + at * per_step;
+      if (ended) {
+        std::fill_n(out, per_step, IO(0));
         continue;
       }
-      for (int from = 0; from < QS; ++from)
+      if (superposition) {
+        out[0] = IO(dpush[0]), out[1] = IO(drepl[0]), out[2] = IO(dpop[0]);
+        continue;
+      }
+      for (int from = 0; from < QS; ++from, out += 2 * QS + Q) {  // the input was the weights' logarithms
         for (int to = 0; to < QS; ++to) {
           const long i = long(from) * QS + to, transposed = to * layout.from + from;
-          ((IO*)grad_push)[at * wide + i] = ended ? 0 : IO(step_push[i] * dpush[transposed]);
-          ((IO*)grad_repl)[at * wide + i] = ended ? 0 : IO(step_repl[i] * drepl[transposed]);
+          out[to] = IO(step_push[i] * dpush[transposed]);
+          out[QS + to] = IO(step_repl[i] * drepl[transposed]);
         }
-      for (int i = 0; i < QS * Q; ++i) ((IO*)grad_pop)[at * QS * Q + i] = ended ? 0 : IO(columns.pop()[i] * dpop[i]);
+        for (int r = 0; r < Q; ++r) out[2 * QS + r] = IO(columns.pop()[from * Q + r] * dpop[from * Q + r]);
+      }
     }
     return Report{};
   });
 }
 
 int64_t state_size(int64_t states, int64_t symbols, int64_t steps) { return Layout(states, symbols, steps).offset[steps + 1]; }
-Report extend(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
-              void* weights) {
-  return (p.wide ? extend_as<double> : extend_as<float>)(p, state, superposition, push, repl, pop, weights);
+Report extend(const Problem& p, const State& state, bool superposition, const void* steps, void* weights) {
+  return (p.wide ? extend_as<double> : extend_as<float>)(p, state, superposition, steps, weights);
 }
-Report retract(const Problem& p, const State& state, bool superposition, const void* push, const void* repl, const void* pop,
-               const void* grad_weights, const State& grad_after, double* grad_before, void* grad_push, void* grad_repl,
-               void* grad_pop) {
-  return (p.wide ? retract_as<double> : retract_as<float>)(p, state, superposition, push, repl, pop, grad_weights, grad_after,
-                                                          grad_before, grad_push, grad_repl, grad_pop);
+Report retract(const Problem& p, const State& state, bool superposition, const void* steps, const void* grad_weights,
+               const State& grad_after, const State& grad_before, void* grad_steps) {
+  return (p.wide ? retract_as<double> : retract_as<float>)(p, state, superposition, steps, grad_weights, grad_after, grad_before,
+                                                          grad_steps);
 }
 
 }  // namespace

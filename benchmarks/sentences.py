@@ -1,0 +1,17 @@
+"""Training steps of the paper's models for the Penn Treebank, at their sizes."""
+
+import torch
+
+from stackattn.models.paper import PTB_TYPES, build, paper_config
+from stackattn.text.vocabulary import Vocabulary
+from stackattn.training.lm import negative_log_likelihood
+
+from .steps import Shape, Step, _training
+
+
+def training(shape: Shape, architecture: str) -> Step:
+    """Of B sentences of T tokens, as the training loop does it: the corpus has about 24 tokens to a sentence."""
+    vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
+    model = build(paper_config("ptb", architecture, published=True)).train()
+    sentences = torch.randint(PTB_TYPES, (shape.B, shape.T)).tolist()
+    return _training(model, lambda: negative_log_likelihood(model, sentences, vocabulary).sum() / shape.B)

@@ -1,0 +1,44 @@
+"""Everything of a studied run as files for print: figures as SVG and PNG, runs as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..files import write_text
+from .attention_map import attention_map
+from .figures import action_map, height_chart, split_map
+from .real_stack import real_columns, real_tops
+from .strings import some_runs, with_bos
+from .study import StudiedRun
+from .traces import NondeterministicTrace, StackTrace, watch_stacks
+
+
+def draw_strings(studied: StudiedRun, out: Path, *, stack: int | None = None, seed: int = 0) -> list[Path]:
+    """Draw every chosen string, for every stack of the model or only for the one of this number, from 1."""
+    run, made = studied.run, []
+    for number, string in enumerate(studied.chosen, 1):
+        tokens = ["BOS", *(run.language.symbols[i] for i in string.ids)]
+        tops = real_tops(run.language, string.ids.tolist())
+        traces = watch_stacks(run.model, with_bos(run.language, torch.from_numpy(string.ids)[None]))
+        for trace in traces if stack is None else traces[stack - 1 : stack]:
+            name = trace.name.replace(", ", "-").replace(" ", "-").replace("'", "")
+            truth = None if tops is None else real_columns(trace, tops)
+            made += _draw(trace, tokens[trace.first :], truth, f"{out}/string-{number}-{name}", seed)
+    return made
+
+
+def _draw(trace: StackTrace, tokens: list[str], truth: list[int] | None, base: str, seed: int) -> list[Path]:
+    made = []
+    for suffix in ("svg", "png"):
+        made += [
+            action_map(trace.actions()[0], tokens, trace.ACTIONS, f"{base}-actions.{suffix}"),
+            attention_map(trace.tops()[0], tokens, f"{base}-attention.{suffix}", truth=truth, bottom=trace.BOTTOM),
+            height_chart(trace.heights()[0], tokens, f"{base}-height.{suffix}"),
+        ]
+        if isinstance(trace, NondeterministicTrace):
+            made.append(split_map(trace.weights()[0], tokens, f"{base}-split.{suffix}"))
+    listings = (f"{name}\n{run.listing(tokens)}\n" for name, run in some_runs(trace, seed))
+    write_text(Path(f"{base}-runs.txt"), "\n".join(listings))
+    return [*made, Path(f"{base}-runs.txt")]

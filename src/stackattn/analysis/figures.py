@@ -1,0 +1,125 @@
+"""Figures of one string for print: greys that survive a photocopier, fonts that can be read at column width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot]')"
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib figure, in inches; not pyplot's, so nothing global is touched and no window system is needed."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: str | Path) -> Path:
+    """Write a figure; the suffix of the path says how. The same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = {"Date": None} if path.suffix in (".svg", ".pdf", ".ps") else None
+    with rc_context({"svg.hashsalt": "stackattn"}):
+        figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.06, metadata=about)
+    return path
+
+
+def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], path: str | Path, title: str = "") -> Path:
+    """Draw which action each step takes, as in the paper's Appendix E.
+
+    Args:
+        actions: (T, 3)
+            How much of each step is of each kind: `StackTrace.actions`.
+        tokens:
+            The T tokens that were read. Each stands beside its own row (the paper has them on the lines between).
+        names:
+            Of the three kinds.
+    """
+    if actions.shape != (len(tokens), len(names)):
+        expected = len(tokens), len(names)
+        raise ValueError(f"actions: expected shape {expected} for these tokens and names, got {tuple(actions.shape)}")
+    row = max(0.1, min(0.2, 7.4 / len(tokens)))  # inches
+    figure = new_figure(1.95, row * len(tokens) + 0.75)
+    axes = figure.add_subplot()
+    image = axes.imshow(actions.double().numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.set_yticks(range(len(tokens)), tokens, fontsize=min(8.0, 62 * row), family="monospace")
+    axes.set_xlabel("Action", fontsize=9)
+    axes.set_ylabel("← Symbol", fontsize=9)
+    axes.tick_params(length=0)
+    _lines_between(axes, len(tokens), len(names))
+    bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 2.2 / (row * len(tokens))), aspect=16)
+    bar.set_label("Probability", fontsize=8)
+    bar.ax.tick_params(labelsize=7, length=2)
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return save_figure(figure, path)
+
+
+def height_chart(heights: Tensor, tokens: Sequence[str], path: str | Path, title: str = "") -> Path:
+    """Draw the expected height of a stack (T,) after each of the tokens that were read."""
+    if heights.shape != (len(tokens),):
+        raise ValueError(f"heights: expected shape ({len(tokens)},), got {tuple(heights.shape)}")
+    width = max(3.0, min(7.0, 0.16 * len(tokens) + 0.8))
+    figure = new_figure(width, 1.8)
+    axes = figure.add_subplot()
+    axes.step(range(len(tokens)), heights.tolist(), where="mid", color="black", linewidth=1.1)
+    axes.fill_between(range(len(tokens)), heights.tolist(), step="mid", color="0.88")
+    size = max(4.0, min(8.0, 72 * (width - 0.8) / len(tokens) / 0.9))
+    axes.set_xticks(range(len(tokens)), ["^" if token == "BOS" else token for token in tokens], family="monospace")
+    axes.tick_params(axis="x", labelsize=size, length=0)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.set_xlabel("symbol read" + (" (^ is BOS)" if "BOS" in tokens else ""), fontsize=9)
+    axes.set_ylabel("expected height", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return save_figure(figure, path)
+
+
+def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: str = "") -> Path:
+    """Draw the weights (T, T + 1, Q, S) of a nondeterministic stack, one small map for each state and symbol."""
+    T = len(tokens)
+    if weights.dim() != 4 or weights.shape[:2] != (T, T + 1):
+        raise ValueError(f"weights: expected shape ({T}, {T + 1}, Q, S), got {tuple(weights.shape)}")
+    Q, S = weights.shape[2:]
+    figure = new_figure(1.75 * S + 0.8, 1.75 * Q + 0.4)
+    from matplotlib.colors import PowerNorm
+
+    axes = figure.subplots(Q, S, squeeze=False, sharex=True, sharey=True)
+    image = None
+    places = -1.5, T - 0.5, T - 0.5, -0.5  # the bottom is at -1, and every other column at the step that pushed it
+    for q in range(Q):
+        for s in range(S):
+            part = weights[:, :, q, s].double().numpy()
+            norm = PowerNorm(0.5, 0.0, 1.0)
+            image = axes[q][s].imshow(part, cmap="Greys", norm=norm, interpolation="nearest", extent=places)
+            axes[q][s].tick_params(labelsize=7, length=2)
+            if q == 0:
+                axes[q][s].set_title(f"symbol {s}" + (" (⊥)" if s == 0 else ""), fontsize=8)
+        axes[q][0].set_ylabel(f"state {q}\nstep", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("pushed at step", fontsize=8)
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", shrink=0.6, aspect=24)
+    bar.set_label("weight", fontsize=8)
+    bar.ax.tick_params(labelsize=7, length=2)
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return save_figure(figure, path)
+
+
+def _lines_between(axes: Any, rows: int, columns: int) -> None:
+    axes.set_xticks([x - 0.5 for x in range(1, columns)], minor=True)
+    axes.set_yticks([y - 0.5 for y in range(1, rows)], minor=True)
+    axes.grid(which="minor", color="0.85", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)

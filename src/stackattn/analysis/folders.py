@@ -1,0 +1,116 @@
+"""Run folders as the report sees them: one run, or all runs below a folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..languages import Language
+from ..models.saving import load
+from ..training.architectures import LSTMOptions
+from ..training.cfl import CFLConfig, evaluate_run
+from ..training.experiment import config_of
+from ..training.run import Run, RunError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run: its configuration, what it measured, and its best model."""
+
+    folder: Path
+    name: str
+    """Its path below the folder that was asked for; of a single run, the folder's own name."""
+    config: CFLConfig
+    metrics: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> RunFolder:
+        run = Run(folder)
+        if "format_version" in run.config():
+            raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
+        return cls(folder, name, config_of(CFLConfig, folder), run.metrics())
+
+    @cached_property
+    def language(self) -> Language:
+        return self.config.language.make()
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The best model so far."""
+        if not (self.folder / "best").exists():
+            raise RunError(f"{self.folder}: there is no best model yet; it comes with the first evaluation")
+        return load(self.folder / "best")
+
+    @property
+    def has_model(self) -> bool:
+        return (self.folder / "best/model.safetensors").exists()
+
+    @property
+    def label(self) -> str:
+        """As the paper names its models: Tf, Tf+Sup, Tf+Nd, LSTM, ..."""
+        options = self.config.model
+        if isinstance(options, LSTMOptions):
+            base, layers = "LSTM", options.stack or ""
+        else:
+            base, layers = "Tf", options.layers
+        kinds = (("superposition", "+Sup"), ("nondeterministic", "+Nd"))
+        return base + "".join(short for kind, short in kinds if kind in layers)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The evaluation with the best score."""
+        finite = [values for values in self.metrics if math.isfinite(values["score"])]
+        return min(finite, key=lambda values: values["score"]) if finite else None
+
+    @property
+    def state(self) -> str:
+        """How the run ended, or that it did not."""
+        if not Run(self.folder).finished:
+            return "not finished"
+        stopped = str(Run(self.folder).result()["stopped"])
+        return "all epochs done" if stopped == "max_epochs" else stopped
+
+    def saved_test(self) -> dict[str, Any] | None:
+        """What `stackattn cfl evaluate` or `stackattn reproduce` measured, unless the model is newer."""
+        path, model = self.folder / "test.json", self.folder / "best/model.safetensors"
+        if not path.exists() or (model.exists() and model.stat().st_mtime > path.stat().st_mtime):
+            return None
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def test(self, per_length: int) -> dict[str, Any]:
+        """Results by length: the saved ones, or new ones of so many strings of each length."""
+        return self.saved_test() or evaluate_run(self.folder, per_length=per_length)
+
+
+def find_runs(folder: str | Path) -> list[RunFolder]:
+    """The run in a folder, or all runs below it, by name. RunError if there are none."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder")
+    if (folder / "config.json").exists():
+        return [RunFolder.read(folder, folder.resolve().name)]
+    found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+    if not found:
+        raise RunError(
+            f"{folder}: neither a run (a folder with config.json and metrics.jsonl) nor are there runs below"
+        )
+    return [RunFolder.read(path, path.relative_to(folder).as_posix()) for path in found]
+
+
+def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
+    """Of the runs of one model on one language, the one with the lowest cross-entropy difference."""
+    best: dict[tuple[str, str], RunFolder] = {}
+    for run in runs:
+        if run.best is None or not run.has_model:
+            continue
+        cell = run.config.language.name, run.label
+        known = best.get(cell)
+        if known is None or run.best["cross_entropy_difference"] < known.best["cross_entropy_difference"]:  # pyright: ignore
+            best[cell] = run
+    return list(best.values())

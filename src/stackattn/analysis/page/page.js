@@ -1,0 +1,87 @@
+// The page: figures at a glance, curves, results by length, the table of runs; and the stepper.
+
+const data = JSON.parse(byId("data").textContent);
+const reference = (name, dash, points) => ({
+  name,
+  label: name,
+  reference: true,
+  look: { stroke: "var(--ink)", "stroke-width": 1, "stroke-dasharray": dash },
+  points,
+});
+const plain = (name) => name.replaceAll("-", " ");
+
+byId("lede").textContent = data.lede;
+byId("made").textContent = data.made;
+byId("tiles").append(
+  ...data.tiles.map(([name, value, note]) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, value, make("small", {}, note))),
+  ),
+);
+
+const languages = [...new Set(data.runs.map((run) => run.language))];
+for (const language of languages) {
+  const runs = data.runs.filter((run) => run.language === language);
+  const curves = runs.filter((run) => run.curve.length);
+  if (curves.length) {
+    const series = curves.map((run) => ({
+      name: run.label,
+      label: `${run.label}, ${run.name}`,
+      look: lookOf(run.label),
+      points: run.curve,
+    }));
+    byId("curve-charts").append(
+      lineChart(plain(language), series, { xName: "epoch", yName: "nats above the language" }),
+    );
+  }
+  const tested = runs.filter((run) => run.test);
+  if (tested.length) {
+    const { entropy, perfect } = tested[0].test;
+    const series = [
+      reference("the language’s entropy", "none", entropy),
+      reference("perfect", "2 3", perfect),
+      ...tested.map((run) => ({
+        name: run.label,
+        label: `${run.label}, ${run.name}`,
+        look: lookOf(run.label),
+        points: run.test.model,
+      })),
+    ].filter((one) => one.points.length);
+    const options = { xName: "length", yName: "nats per symbol", zero: false, marker: tested[0].test.longest };
+    byId("length-charts").append(lineChart(plain(language), series, options));
+    byId("lengths").hidden = false;
+  }
+}
+byId("results").classList.toggle("single", data.runs.length === 1);
+if (!byId("curve-charts").children.length)
+  byId("curve-charts").append(make("p", { class: "quiet" }, "No evaluation was made yet."));
+
+const columns = data.columns
+  .map(([name, kind], i) => ({ name, kind, i }))
+  .filter(({ i }) => data.runs.some((run) => run.row[i]));
+byId("runs").append(
+  make(
+    "thead",
+    {},
+    make("tr", {}, ...columns.map(({ name, kind }) => make("th", { scope: "col", class: kind }, name))),
+  ),
+);
+byId("runs").append(
+  make(
+    "tbody",
+    {},
+    ...data.runs.map((run) =>
+      make(
+        "tr",
+        { class: run.best ? "best" : "" },
+        ...columns.map(({ kind, i }) => make("td", { class: kind }, run.row[i])),
+      ),
+    ),
+  ),
+);
+byId("table-note").textContent = data.tableNote;
+
+const seen = data.runs.filter((run) => run.strings.some((string) => string.stacks.length));
+if (seen.length) {
+  byId("stepper").hidden = false;
+  window.stepper = new Stepper(seen);
+}

@@ -1,0 +1,149 @@
+"""Language models of sentences: prepare data, train, evaluate, generate, and score sentences."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import lm_prepare
+from .experiments import add_training_arguments, run_action, sweep, train
+
+if TYPE_CHECKING:
+    from ..text.vocabulary import Vocabulary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    lm_prepare.add_arguments(commands)
+    add_training_arguments(commands, "experiments/ptb")
+    evaluate = commands.add_parser("evaluate", help="perplexity of a run's best model on the test set")
+    evaluate.add_argument("run", help="folder of a run")
+    evaluate.add_argument("--split", choices=("train", "valid", "test"), default="test", help="(default: %(default)s)")
+    evaluate.add_argument("--data", help="folder of the data (default: the one of the run)")
+    generate = commands.add_parser("generate", help="sample sentences from a model")
+    generate.add_argument("--number", type=int, default=10, metavar="N", help="of sentences (default: %(default)s)")
+    generate.add_argument("--prompt", default="", help="how they begin")
+    generate.add_argument("--max-length", type=int, default=100, help="tokens behind the prompt (default: %(default)s)")
+    generate.add_argument(
+        "--temperature", type=float, default=1.0, help="below 1: likelier ones (default: %(default)s)"
+    )
+    generate.add_argument("--top-k", type=int, metavar="K", help="from the K likeliest tokens only")
+    generate.add_argument("--top-p", type=float, metavar="P", help="from the likeliest tokens that have P together")
+    generate.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    score = commands.add_parser("score", help="log-probabilities of the tokens of a file, or of its sentences, as TSV")
+    score.add_argument("file", help="sentences, one to a line, in tokens as those of the training text; - for stdin")
+    score.add_argument("--sentences", action="store_true", help="a row for each sentence, not for each token")
+    score.add_argument("--out", type=Path, help="write to this file (default: stdout)")
+    for command in (generate, score):
+        command.add_argument("--model", required=True, help="folder of a run, or of a model with its vocabulary")
+    for command in (evaluate, generate, score):
+        command.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+
+
+def run(args: argparse.Namespace) -> int:
+    actions = {
+        "prepare": lm_prepare.prepare_plain,
+        "prepare-ptb": lm_prepare.prepare_treebank,
+        "train": _train,
+        "sweep": _sweep,
+        "evaluate": _evaluate,
+        "generate": _generate,
+        "score": _score,
+    }
+    return run_action("lm", args, actions)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from ..training.lm import LMConfig
+
+    return train(LMConfig, args)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from ..training.lm import LMConfig
+
+    return sweep(LMConfig, args)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from ..files import write_json
+    from ..training.lm import evaluate_run
+
+    found = evaluate_run(args.run, args.split, args.data)
+    print(f"{args.split}: {found['sentences']:,} sentences, {found['tokens']:,} tokens with EOS")
+    print(f"cross-entropy {found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}")
+    if args.split == "test" and args.data is None:
+        path = Path(args.run) / "test.json"
+        write_json(path, found)
+        print(f"written to {path}")
+    return 0
+
+
+def _generate(args: argparse.Namespace) -> int:
+    import torch
+
+    from ..models import sample
+    from ..training.lm import load_language_model
+
+    if args.number < 1:
+        raise ValueError(f"--number: expected at least 1, got {args.number}")
+    model, vocabulary = load_language_model(args.model)
+    start = vocabulary.encode(vocabulary.split(args.prompt))
+    sentences = sample(
+        model,
+        torch.tensor([[vocabulary.bos, *start]] * args.number),
+        max_new_tokens=args.max_length + 1,  # and EOS
+        eos=vocabulary.eos,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        generator=torch.Generator().manual_seed(args.seed),
+    )
+    for sentence in sentences:
+        words = vocabulary.join([*start, *sentence.tokens[: args.max_length]])
+        print(words if sentence.finished else f"{words} ...")
+    return 0
+
+
+def _score(args: argparse.Namespace) -> int:
+    from ..files import write_text
+    from ..training.lm import load_language_model, score_sentences
+    from .progress import track
+
+    model, vocabulary = load_language_model(args.model)
+    sentences = [vocabulary.split(line) for line in _lines(args.file)]
+    numbers = [vocabulary.encode(sentence) for sentence in sentences]
+    scores: list[list[float]] = [[] for _ in sentences]
+    for i, row in track(score_sentences(model, numbers, vocabulary), "scoring", len(sentences)):
+        scores[i] = row
+    rows = _sentence_rows(scores) if args.sentences else _token_rows(sentences, numbers, scores, vocabulary)
+    text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
+    write_text(args.out, text) if args.out else sys.stdout.write(text)
+    return 0
+
+
+def _sentence_rows(scores: list[list[float]]) -> Iterator[tuple]:
+    yield "sentence", "tokens", "log_prob"
+    for i, row in enumerate(scores, 1):
+        yield i, len(row), f"{sum(row):.6f}"
+
+
+def _token_rows(
+    sentences: list[list[str]], numbers: list[list[int]], scores: list[list[float]], vocabulary: Vocabulary
+) -> Iterator[tuple]:
+    from ..text.vocabulary import END
+
+    yield "sentence", "position", "token", "type", "log_prob"
+    for i, (sentence, types, row) in enumerate(zip(sentences, numbers, scores, strict=True), 1):
+        names = [*(vocabulary.types[number] for number in types), END]
+        for position, (token, name, log_prob) in enumerate(zip([*sentence, END], names, row, strict=True), 1):
+            yield i, position, token, name, f"{log_prob:.6f}"
+
+
+def _lines(file: str) -> list[str]:
+    from ..text.plain import read_lines
+
+    return [line.rstrip("\n") for line in sys.stdin] if file == "-" else read_lines(Path(file))

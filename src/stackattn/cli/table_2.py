@@ -1,0 +1,132 @@
+"""The paper's tables of language modelling from the runs that exist, beside the paper's numbers: perplexities and cost.
+
+Each is printed, and written as Markdown into the folder of the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..files import write_json, write_text
+from ..models.paper import ARCHITECTURES, COUNTS
+from ..training import Run
+from ..training.lm import evaluate_run
+from ..training.sweep import best_of
+from .reproduce import Cell
+
+
+class Paper(NamedTuple):
+    """What the paper says of a model on the Penn Treebank."""
+
+    parameters: int | None
+    validation: float
+    test: float
+    speed: float  # examples per second, on an NVIDIA TITAN Xp
+    minutes: float  # for an epoch
+    memory: float  # MB, on the GPU
+
+
+NAMES = {"tf": "Tf", "tf-sup": "Tf+Sup", "tf-nd": "Tf+Nd"}
+PARAMETERS = dict(zip(ARCHITECTURES, COUNTS["ptb"], strict=True))
+PAPER = {
+    ("ptb", "tf"): Paper(PARAMETERS["Tf"], 115.11, 92.84, 859, 0.8, 394),
+    ("ptb", "tf-sup"): Paper(PARAMETERS["Tf+Sup"], 122.94, 98.67, 345, 1.9, 397),
+    ("ptb", "tf-nd"): Paper(PARAMETERS["Tf+Nd"], 110.59, 88.54, 27, 24.3, 1910),
+}
+
+
+def show(cells: Sequence[Cell], out: Path) -> int:
+    header = ["task", "model", "", "params", "val.", "test", "runs", "rate", "batch"]
+    rows = []
+    for cell in cells:
+        if (found := best_of(cell.folders)) is None:
+            continue
+        folder, best = found
+        test, config = _tested(folder), Run(folder).config()
+        figures = test.get("parameters"), best["perplexity"], test.get("perplexity")
+        runs = sum(bool(Run(folder).metrics()) for folder in cell.folders)
+        rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
+        rows.append([cell.task, NAMES[cell.model], "ours", *_perplexities(*figures), str(runs), rate, batch])
+        if paper := PAPER.get((cell.task, cell.model)):
+            figures = paper.parameters, paper.validation, paper.test
+            rows.append([cell.task, NAMES[cell.model], "paper", *_perplexities(*figures), "20", "", ""])
+    notes = "Perplexities of the best run by validation, EOS counted; rate and tokens of a batch are those of that run."
+    return _publish("table-2", header, rows, notes, out)
+
+
+def _perplexities(parameters: int | None, validation: float | None, test: float | None) -> list[str]:
+    return [_number(parameters, ","), _number(validation, ".2f"), _number(test, ".2f")]
+
+
+def show_cost(cells: Sequence[Cell], out: Path) -> int:
+    """Of the fastest run of each model, as in the paper; time for evaluations and checkpoints is not counted."""
+    header = ["task", "model", "", "examples/s", "min./epoch", "memory, MB", "threads", "batch"]
+    rows, machines = [], set()
+    for cell in cells:
+        ends = [(folder, metrics[-1]) for folder in cell.folders if (metrics := Run(folder).metrics())]
+        if not ends:
+            continue
+        folder, last = max(ends, key=lambda end: end[1]["examples"] / end[1]["train_seconds"])
+        speed = last["examples"] / last["train_seconds"]
+        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        machines.add(f"{environment['processor']}, {environment['cores']} cores")
+        minutes, memory = last["examples_per_epoch"] / speed / 60, last["memory"] and last["memory"] / 1e6
+        batch = str(Run(folder).config()["data"]["batch_tokens"])
+        threads = str(environment["threads"])
+        rows.append([cell.task, NAMES[cell.model], "ours", *_costs(speed, minutes, memory), threads, batch])
+        if paper := PAPER.get((cell.task, cell.model)):
+            figures = paper.speed, paper.minutes, paper.memory
+            rows.append([cell.task, NAMES[cell.model], "paper", *_costs(*figures), "", ""])
+    notes = (
+        f"The fastest run of each, training only, on: {'; '.join(sorted(machines))}. Memory is all that the process "
+        "holds. The paper's: NVIDIA TITAN Xp, memory on the GPU."
+    )
+    return _publish("table-ptb-cost", header, rows, notes, out)
+
+
+def _costs(speed: float | None, minutes: float | None, memory: float | None) -> list[str]:
+    return [_number(speed, ".1f"), _number(minutes, ".1f"), _number(memory, ",.0f")]
+
+
+def _tested(folder: Path) -> dict[str, Any]:
+    """The test of the best model of a run, which is kept in `test.json`.
+
+    Without its model, what was measured before is kept; without the data there is no test.
+    """
+    test, model = folder / "test.json", folder / "best/model.safetensors"
+    if model.exists() and (not test.exists() or test.stat().st_mtime < model.stat().st_mtime):
+        try:
+            write_json(test, evaluate_run(folder))
+        except FileNotFoundError as error:
+            print(f"no test: {error}", file=sys.stderr)
+            return {}
+    return json.loads(test.read_text(encoding="utf-8")) if test.exists() else {}
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _publish(name: str, header: list[str], rows: list[list[str]], notes: str, out: Path) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        print("no run has come to its first evaluation yet", file=sys.stderr)
+        return 1
+    for task in dict.fromkeys(row[0] for row in rows):
+        table = Table(*header[1:], title=task, title_justify="left")
+        for row in rows:
+            if row[0] == task:
+                table.add_row(*row[1:])
+        Console().print(table)
+    print(notes)
+    lines = [header, ["---", "---", "---", *["---:"] * (len(header) - 3)], *rows]
+    path = out / f"{name}.md"
+    write_text(path, "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{notes}\n")
+    print(f"written to {path}")
+    return 0

@@ -1,0 +1,105 @@
+"""A prepared corpus is a folder:
+
+train.txt, valid.txt, test.txt   a sentence to a line, its tokens separated by single blanks, unknown words replaced
+vocabulary.json                  the types, and what stands for unknown words (with pieces.model for SentencePiece)
+report.json                      where it came from, counts, what was dropped, and a checksum of all of it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..files import write_json, write_text
+from .vocabulary import Vocabulary
+
+SPLITS = ("train", "valid", "test")
+REPORT = "report.json"
+Sentences = list[list[str]]
+
+
+def write_corpus(
+    folder: Path, splits: Mapping[str, Sentences], vocabulary: Vocabulary, report: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write the folder, which appears whole or not at all. Returns the report with counts of what was written."""
+    check_new(folder)
+    checksum = hashlib.sha256(json.dumps([vocabulary.types, vocabulary.unknown]).encode())
+    checksum.update(vocabulary.pieces or b"")
+    counts: dict[str, dict[str, int]] = {}
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        vocabulary.save(partial)
+        for split in SPLITS:
+            text, counts[split] = _replace_unknown(splits[split], vocabulary, split)
+            checksum.update(text.encode())
+            write_text(partial / f"{split}.txt", text)
+        found = {
+            **report,
+            "types": len(vocabulary.types),
+            "written": counts,
+            "checksum": checksum.hexdigest()[:16],
+        }
+        write_json(partial / REPORT, found)
+        os.rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return found
+
+
+def check_new(folder: Path) -> None:
+    """Before anything slow is done: whether the folder can be made."""
+    if folder.exists():
+        raise FileExistsError(f"{folder}: is there already; choose another folder, or remove it")
+
+
+def _replace_unknown(sentences: Sentences, vocabulary: Vocabulary, split: str) -> tuple[str, dict[str, int]]:
+    if not sentences:
+        raise ValueError(f"{split}: no sentences are left")
+    lines, tokens, unknown = [], 0, 0
+    for number, sentence in enumerate(sentences, 1):
+        try:
+            types = [vocabulary.type_of(token) for token in sentence]
+        except ValueError as error:
+            raise ValueError(f"{split}, sentence {number}: {error}") from None
+        tokens += len(types)
+        unknown += sum(a != b or a == vocabulary.unknown for a, b in zip(types, sentence, strict=True))
+        lines.append(" ".join(types) + "\n")
+    return "".join(lines), {"sentences": len(sentences), "tokens": tokens, "unknown": unknown}
+
+
+def read_split(folder: str | Path, split: str, vocabulary: Vocabulary) -> list[list[int]]:
+    """The sentences of a split as numbers."""
+    if split not in SPLITS:
+        raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+    path = Path(folder) / f"{split}.txt"
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: not there; `stackattn lm prepare` or `prepare-ptb` makes it")
+    sentences = []
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                sentences.append(vocabulary.encode(line.rstrip("\n").split(" ")))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    if not sentences:
+        raise ValueError(f"{path}: no sentences")
+    return sentences
+
+
+def read_report(folder: str | Path) -> dict[str, Any] | None:
+    path = Path(folder) / REPORT
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def share_out(sentences: Sentences, shares: Sequence[int]) -> dict[str, Sentences]:
+    """Divide sentences, in their order, into splits of so many parts each."""
+    if len(shares) != len(SPLITS) or min(shares) < 1:
+        raise ValueError(f"expected {len(SPLITS)} positive shares such as 80/10/10, got {'/'.join(map(str, shares))}")
+    ends = [sum(shares[: i + 1]) * len(sentences) // sum(shares) for i in range(len(SPLITS))]
+    starts = [0, *ends]
+    return {split: sentences[starts[i] : ends[i]] for i, split in enumerate(SPLITS)}

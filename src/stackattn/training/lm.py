@@ -1,0 +1,167 @@
+"""Language modelling of sentences as a training task: each sentence alone, from BOS to EOS, padded into batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..models import TransformerLM
+from ..models.saving import load, save
+from ..text.batching import pad, token_batches
+from ..text.corpus import read_report, read_split
+from ..text.vocabulary import Vocabulary
+from .architectures import TransformerOptions, build_language_model
+from .experiment import config_of, in_section
+from .loop import TrainingConfig
+
+EVALUATION_TOKENS = 2048  # of a batch without gradients
+IGNORED = -100  # the target of padding
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    folder: str
+    """Made by `stackattn lm prepare` or `prepare-ptb`."""
+    batch_tokens: int = 256
+    """A batch has at most so many tokens: its size times its longest sentence."""
+    batch_tokens_range: tuple[int, int] = (128, 512)
+    """The range that restarts draw theirs from."""
+    published: bool = False
+    """As the published code does: BOS does not count as a token of a batch."""
+    checksum: str | None = None
+    """Of the corpus; looked up when it is not given, so that a run does not go on with another one."""
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens < 1:
+            raise ValueError(f"batch_tokens: expected at least 1, got {self.batch_tokens}")
+        if not 1 <= self.batch_tokens_range[0] <= self.batch_tokens_range[1]:
+            got = list(self.batch_tokens_range)
+            raise ValueError(f"batch_tokens_range: expected the smallest and the largest, got {got}")
+        if self.checksum is None and (report := read_report(self.folder)) is not None:
+            object.__setattr__(self, "checksum", report.get("checksum"))
+
+
+@dataclass(frozen=True)
+class LMConfig:
+    """A model, a corpus and how to train the one on the other."""
+
+    data: CorpusOptions
+    model: TransformerOptions = field(default_factory=TransformerOptions)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def make(self) -> tuple[LMTask, TransformerLM]:
+        task = in_section("data", LMTask, self.data)
+        return task, in_section("model", build_model, self, task.vocabulary)
+
+    def redraw(self, seed: int) -> LMConfig:
+        """The corpus stays the same; the size of the batches is drawn."""
+        tokens = random.Random(seed).randint(*self.data.batch_tokens_range)
+        return replace(self, data=replace(self.data, batch_tokens=tokens))
+
+
+def build_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
+    model = build_language_model(config.model, vocabulary.input_size, vocabulary.output_size, config.training.init_seed)
+    assert isinstance(model, TransformerLM)
+    return model
+
+
+class LMTask:
+    def __init__(self, options: CorpusOptions):
+        self.options = options
+        self.vocabulary = Vocabulary.load(options.folder)
+        self.training = read_split(options.folder, "train", self.vocabulary)
+        self.validation = read_split(options.folder, "valid", self.vocabulary)
+        self._lengths = [len(sentence) for sentence in self.training]
+        self._costs = [length + (not options.published) for length in self._lengths]
+
+    def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
+        """Batches of the numbers of sentences."""
+        return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
+
+    def size(self, batch: list[int]) -> int:
+        return len(batch)
+
+    def share(self, batch: list[int], rank: int, count: int) -> list[int]:
+        return batch[rank::count]
+
+    def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
+        """Summed over the tokens of a sentence, averaged over sentences."""
+        nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.vocabulary)
+        return nats.sum() / len(batch)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        found = evaluate_sentences(model, self.validation, self.vocabulary)
+        return {
+            "score": found["cross_entropy"],
+            "cross_entropy": found["cross_entropy"],
+            "perplexity": found["perplexity"],
+            "examples_per_epoch": len(self.training),
+        }
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        self.vocabulary.save(folder)
+        save(model, folder)
+
+
+def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Tensor:
+    """(B, longest sentence + 1): nats of each token and of EOS, given what is before it; zero behind EOS."""
+    inputs, lengths = pad([[vocabulary.bos, *sentence] for sentence in sentences], vocabulary.padding)
+    targets, _ = pad([[*sentence, vocabulary.eos] for sentence in sentences], IGNORED)
+    device = next(model.parameters(), inputs).device
+    inputs, lengths, targets = inputs.to(device), lengths.to(device), targets.to(device)
+    logits = model(inputs, lengths)  # (B, longest + 1, types and EOS)
+    nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    return nats.view_as(targets)
+
+
+def score_sentences(
+    model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary
+) -> Iterator[tuple[int, list[float]]]:
+    """The number of each sentence, in an order that is good for batches, and the log-probabilities of its tokens and of
+    EOS."""
+    model.eval()
+    lengths = [len(sentence) for sentence in sentences]
+    for batch in token_batches(lengths, [length + 1 for length in lengths], EVALUATION_TOKENS):
+        with torch.no_grad():
+            nats = negative_log_likelihood(model, [sentences[i] for i in batch], vocabulary).double()
+        for i, row in zip(batch, (-nats).tolist(), strict=True):
+            yield i, row[: lengths[i] + 1]
+
+
+def evaluate_sentences(
+    model: nn.Module,
+    sentences: Sequence[Sequence[int]],
+    vocabulary: Vocabulary,
+) -> dict[str, Any]:
+    """Cross-entropy in nats per token and perplexity; the EOS of each sentence counts as a token."""
+    total = math.fsum(x for _, row in score_sentences(model, sentences, vocabulary) for x in row)
+    tokens = sum(map(len, sentences)) + len(sentences)
+    found = -total / tokens
+    perplexity = math.exp(found) if found < 700 else found * math.inf  # nan stays nan
+    return {"sentences": len(sentences), "tokens": tokens, "cross_entropy": found, "perplexity": perplexity}
+
+
+def load_language_model(folder: str | Path) -> tuple[TransformerLM, Vocabulary]:
+    """The model and vocabulary of a folder that a run calls `best`, or of the run itself."""
+    folder = Path(folder)
+    folder = folder / "best" if (folder / "best").is_dir() else folder
+    model, vocabulary = load(folder), Vocabulary.load(folder)
+    if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
+        raise ValueError(f"{folder}: expected a language model of {vocabulary.output_size} outputs, as its vocabulary")
+    return model, vocabulary
+
+
+def evaluate_run(folder: str | Path, split: str = "test", data: str | Path | None = None) -> dict[str, Any]:
+    """Perplexity of the best model of a run on a split of its corpus, or of another one."""
+    data = config_of(LMConfig, folder).data.folder if data is None else data
+    model, vocabulary = load_language_model(folder)
+    found = evaluate_sentences(model, read_split(data, split, vocabulary), vocabulary)
+    return {"split": split, **found, "parameters": sum(x.numel() for x in model.parameters())}

@@ -1,0 +1,45 @@
+"""Run folders of untrained models: nothing in the analysis needs a model to be good."""
+
+import json
+
+import pytest
+
+from stackattn.models import save
+from stackattn.training.cfl import CFLConfig, build_model
+from stackattn.training.config import from_values, to_values
+
+MODELS = {
+    "tf-nd": {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2},
+    "tf-sup": {"layers": "superposition-4", "d_model": 8, "heads": 2},
+    "tf-both": {"layers": "superposition-4x2.nondeterministic-2-2-3", "d_model": 8, "heads": 2},
+    "tf": {"layers": "1", "d_model": 8, "heads": 2},
+    "lstm-nd": {"kind": "lstm", "hidden_size": 6, "stack": "nondeterministic-2-3-3"},
+    "lstm-sup": {"kind": "lstm", "hidden_size": 6, "stack": "superposition-3"},
+}
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A function that makes the folder of a run with two evaluations."""
+
+    def make(model="tf-nd", language="dyck", folder="run", best=True, seed=0, lengths=(6, 12)):
+        values = {
+            "language": {"name": language, "lengths": list(lengths)},
+            "model": MODELS[model],
+            "training": {"learning_rate": 0.01, "init_seed": seed},
+        }
+        config = from_values(CFLConfig, values)
+        path = tmp_path / folder
+        path.mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps(to_values(config)))
+        rows = [
+            {"evaluation": e, "epoch": e, "score": 2 - e / 4, "cross_entropy": 2 - e / 4, "train_loss": 9.0}
+            | {"cross_entropy_difference": 0.9 - e / 4 + seed / 100, "learning_rate": 0.01, "seconds": 60.0 * e}
+            for e in (1, 2)
+        ]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if best))
+        if best:
+            save(build_model(config, len(config.language.make().symbols)), path / "best")
+        return path
+
+    return make

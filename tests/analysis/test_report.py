@@ -1,0 +1,224 @@
+"""The study of runs and the data of the report; what a browser makes of it is in test_report_browser.py."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from stackattn.analysis import watch_stacks
+from stackattn.analysis.report import page_data, render, write_report
+from stackattn.analysis.strings import PAPER, choose_strings
+from stackattn.analysis.study import study
+from stackattn.cli import main
+from stackattn.languages import dyck, language, marked_reversal
+from stackattn.models import load
+
+
+def data_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+@pytest.mark.parametrize("model", ["tf-nd", "tf-sup", "lstm-nd", "lstm-sup"])
+def test_a_string_is_described_as_its_trace_says(make_run, model):
+    folder = make_run(model)
+    (studied,) = study(folder, texts=["[()][]"]).runs
+    (string,) = studied.strings
+    assert string["tokens"] == ["BOS", *"[()][]"]
+    assert string["belongs"]
+    assert string["real"] == [-1, 1, 2, 1, -1, 5, -1]
+    (stack,) = string["stacks"]
+    tokens = torch.tensor([[4, 2, 0, 1, 3, 2, 3]])
+    network = load(folder / "best")
+    (trace,) = watch_stacks(network, tokens)
+    first = trace.first
+    tops, contents, actions = trace.tops()[0], trace.contents()[0], trace.actions()[0]
+    for t in range(first, 7):
+        row = stack["tops"][t]
+        expected = tops[t - first].tolist()
+        expected = expected if not first else [expected[0], 0, *expected[1:]]  # BOS is not read, and has a column
+        assert row == pytest.approx([1000 * x for x in expected[: len(row)]], abs=0.51)
+        assert sum(expected[len(row) :]) < 0.001 * len(expected)
+        assert stack["actions"][t] == pytest.approx([1000 * x for x in actions[t - first].tolist()], abs=0.51)
+        assert stack["heights"][t] == pytest.approx(contents[t - first].sum().item(), abs=0.001)
+    if first:
+        assert stack["tops"][0] == [1000]
+        assert stack["actions"][0] is None
+    with torch.no_grad():
+        probabilities = network(tokens)[0].softmax(-1)
+    truth = dyck().next_symbol_distribution("[(", (6, 12))
+    assert string["model"][2] == pytest.approx([1000 * x for x in probabilities[2].tolist()], abs=0.6)
+    assert string["truth"][2] == pytest.approx([1000 * x for x in truth], abs=0.51)
+    lost = sum(p * (p / q).log() for p, q in zip(torch.tensor(truth), probabilities[2], strict=True) if p > 0)
+    assert string["lost"][2] == pytest.approx(lost.item(), abs=1e-4)
+    assert [run["name"] for run in stack["runs"]] == ["best run", *(f"sampled run {i}" for i in (1, 2, 3))]
+    best = trace.best_runs()[0]
+    assert [step[0] for step in stack["runs"][0]["steps"][first:]] == [
+        ("push", "replace", "pop").index(operation.kind) for operation in best.operations
+    ]
+    assert 0 < stack["runs"][0]["share"] <= 1
+
+
+def test_split_weights_add_up(make_run):
+    (studied,) = study(make_run("tf-nd"), samples=1).runs
+    stack = studied.strings[0]["stacks"][0]
+    assert [(part["state"], part["symbol"]) for part in stack["split"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for t, row in enumerate(stack["tops"]):
+        for i, weight in enumerate(row):
+            parts = [part["tops"][t][i] for part in stack["split"] if i < len(part["tops"][t])]
+            assert abs(sum(parts) - weight) <= 3  # four roundings
+
+
+def test_strings_outside_the_language(make_run):
+    (studied,) = study(make_run(), texts=["(]()"]).runs
+    (string,) = studied.strings
+    assert not string["belongs"]
+    assert string["real"] is None
+    assert [row is None for row in string["truth"]] == [False, False, True, True, True]
+    assert [x is None for x in string["lost"]] == [False, False, True, True, True]
+
+
+def test_which_strings():
+    assert choose_strings(marked_reversal(), (40, 80))[0].source == "Appendix E of the paper"
+    assert dyck().decode(choose_strings(dyck(variant="published"), (40, 80))[0].ids, "") == PAPER["dyck"]
+    assert [s.source for s in choose_strings(dyck(), (4, 8), seed=7)] == ["sample 1, seed 7", "sample 2, seed 7"]
+    assert len(choose_strings(dyck(), (40, 80), samples=1)) == 1
+    for name, text in PAPER.items():
+        assert language(name, variant="published").contains(text)
+    with pytest.raises(ValueError, match=r"'x' \(symbol 2 of the string\) is not one of the symbols"):
+        choose_strings(dyck(), (4, 8), ["(x)"])
+
+
+def test_stacks_have_names_and_can_be_chosen(make_run):
+    folder = make_run("tf-both")
+    names = ["layer 1, head 1", "layer 1, head 2", "layer 2"]
+    (studied,) = study(folder, samples=1).runs
+    assert [stack["name"] for stack in studied.strings[0]["stacks"]] == names
+    assert list(studied.agreement) == names
+    (studied,) = study(folder, samples=1, stack=3).runs
+    assert [stack["name"] for stack in studied.strings[0]["stacks"]] == ["layer 2"]
+    with pytest.raises(ValueError, match="stack: expected a number from 1 to 3"):
+        study(folder, samples=1, stack=4)
+
+
+def test_the_page_is_whole_and_repeatable(make_run, tmp_path):
+    folder = make_run()
+    pages = [write_report(study(folder), tmp_path / name).read_text() for name in ("a.html", "b.html")]
+    assert pages[0] == pages[1]
+    assert "<!--" not in pages[0]
+    assert not re.search(r"""(src|href)=["']|url\(|https?://(?!www\.w3\.org/2000/svg)""", pages[0])
+    data = data_of(pages[0])
+    assert data["title"] == "Tf+Nd on dyck"
+    assert data["runs"][0]["curve"] == [[1, 0.65], [2, 0.4]]
+    lengths = [row[0] for row in data["runs"][0]["test"]["model"]]
+    assert lengths == list(range(6, 16, 2))  # a quarter more than the training lengths
+    assert len(pages[0]) < 200_000
+
+
+def test_everything_is_escaped(make_run):
+    evil = "</script><script>alert(1)</script>&amp;\u2028<!--style-->"
+    data = page_data(study(make_run(), samples=1))
+    data["title"] = data["lede"] = data["runs"][0]["strings"][0]["tokens"][1] = evil
+    page = render(data)
+    assert evil not in page
+    assert page.count("<script") == 2
+    assert "\u2028" not in page.replace("<title>", "").split("<main>")[1]
+    found = data_of(page)
+    assert found["lede"] == found["runs"][0]["strings"][0]["tokens"][1] == evil
+
+
+def test_a_folder_of_runs(make_run, tmp_path):
+    make_run("tf-nd", folder="sweep/dyck/tf-nd/00", seed=1)
+    make_run("tf-nd", folder="sweep/dyck/tf-nd/01", seed=0)  # better
+    make_run("tf", folder="sweep/dyck/tf/00")
+    make_run("tf-nd", "unmarked-reversal", folder="sweep/unmarked-reversal/tf-nd/00")
+    make_run("tf", folder="sweep/dyck/tf/01", best=False)
+    found = study(tmp_path / "sweep", samples=1)
+    assert [studied.run.name for studied in found.runs] == [
+        "dyck/tf/00", "dyck/tf/01", "dyck/tf-nd/00", "dyck/tf-nd/01", "unmarked-reversal/tf-nd/00"
+    ]  # fmt: skip
+    assert [s.run.name for s in found.best] == ["dyck/tf/00", "dyck/tf-nd/01", "unmarked-reversal/tf-nd/00"]
+    data = page_data(found)
+    assert data["title"] == "5 runs in sweep"
+    assert [bool(run["strings"]) for run in data["runs"]] == [True, False, False, True, True]
+    assert [run["row"][8] for run in data["runs"]][3] == f"{found.runs[3].agreement['layer 2'].share:.1%}"
+    assert found.runs[4].agreement == {}  # no deterministic automaton
+
+
+def test_saved_results_by_length_are_used_unless_the_model_is_newer(make_run):
+    import os
+
+    folder = make_run()
+    row = {"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0, "difference": 0.5, "difference_from_floor": 0.25}
+    (folder / "test.json").write_text(json.dumps({"seed": 0, "per_length": 5, "lengths": [row]}))
+    data = page_data(study(folder, samples=1))
+    assert data["runs"][0]["test"] == {
+        "model": [[6, 1.5]], "entropy": [[6, 1.0]], "perfect": [[6, 1.25]], "longest": 12
+    }  # fmt: skip
+    os.utime(folder / "test.json", (0, 0))
+    assert len(page_data(study(folder, samples=1))["runs"][0]["test"]["model"]) == 5
+
+
+def test_long_strings_give_up_states_and_symbols(make_run, tmp_path, monkeypatch):
+    import stackattn.analysis.report as module
+
+    found = study(make_run(), samples=1)
+    full = len(write_report(found, tmp_path / "full.html").read_bytes())
+    monkeypatch.setattr(module, "LIMIT", full - 1)
+    small = write_report(found, tmp_path / "small.html").read_text()
+    assert len(small) < full
+    assert "split" not in data_of(small)["runs"][0]["strings"][0]["stacks"][0]
+    monkeypatch.setattr(module, "LIMIT", 1000)
+    with pytest.raises(ValueError, match="take fewer strings"):
+        write_report(found, tmp_path / "none.html")
+
+
+def test_command(make_run, tmp_path, capsys):
+    folder = make_run("tf-sup")
+    assert main(["analyse", str(folder), "--string", "(())", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert f"report: {tmp_path / 'out/report.html'}" in printed
+    assert "share of steps at which the most weighted token" in printed
+    made = sorted(path.name for path in (tmp_path / "out").iterdir())
+    figures = [
+        f"string-1-layer-1-{kind}.{end}" for kind in ("actions", "attention", "height") for end in ("png", "svg")
+    ]
+    assert made == ["report.html", *figures, "string-1-layer-1-runs.txt"]
+    runs = (tmp_path / "out/string-1-layer-1-runs.txt").read_text()
+    assert runs.startswith("best run\nBOS")
+    assert runs.count("sampled run") == 3
+
+
+def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys, monkeypatch):
+    assert main(["analyse", str(make_run("tf", folder="plain"))]) == 0
+    assert "none" in capsys.readouterr().out
+    assert (tmp_path / "plain/analysis/report.html").exists()
+    assert main(["analyse", str(make_run(folder="new", best=False))]) == 0
+    assert "without a best model yet, so only in the report's table of runs: new" in capsys.readouterr().out
+    import sys
+
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["analyse", str(make_run(folder="other")), "--samples", "1"]) == 0
+    printed = capsys.readouterr()
+    assert "no figures: pictures need matplotlib: pip install 'stackattn[plot]'" in printed.err
+    assert "report:" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such folder"),
+        (["."], "neither a run"),
+        (["run/best"], "this is a saved model; analyse the folder of its run"),
+        (["run", "--string", "(x)"], "'x' (symbol 2 of the string) is not one of the symbols ( ) [ ]"),
+        (["run", "--samples", "0"], "--samples: expected at least 1, got 0"),
+        (["run", "--stack", "2"], "stack: expected a number from 1 to 1"),
+    ],
+)
+def test_command_says_what_is_wrong(make_run, tmp_path, capsys, monkeypatch, arguments, message):
+    if arguments != ["."]:
+        make_run()
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyse", *arguments]) == 2
+    assert message in capsys.readouterr().err

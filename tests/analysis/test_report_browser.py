@@ -1,0 +1,265 @@
+"""The report in a real browser: needs Playwright (extra `dev`) and Chromium (`apt install chromium`), or is skipped."""
+
+import re
+import shutil
+
+import pytest
+
+from stackattn.analysis.report import page_data, render, write_report
+from stackattn.analysis.study import study
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as running:
+        # containers have no user namespaces for the sandbox, and the page is our own
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens a file; at the end nothing must have been asked of the network, and nothing must have gone wrong."""
+    contexts, trouble = [], []
+
+    def open_page(path, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        page.on("request", lambda request: None if request.url.startswith("file:") else trouble.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert trouble == []
+
+
+@pytest.fixture
+def report(make_run, tmp_path):
+    def report(model="tf-nd", **options):
+        return write_report(study(make_run(model), **{"texts": ["[()][]"], **options}), tmp_path / "report.html")
+
+    return report
+
+
+def step(page):
+    return int(re.match(r"Step (\d+) of", page.inner_text("#status"))[1])
+
+
+def test_everything_is_there(open_page, report):
+    page = open_page(report(texts=(), samples=2))
+    assert page.title() == page.inner_text("h1") == "Tf+Nd on dyck"
+    assert page.locator("#timeline svg rect").count() > 20
+    assert page.locator("#map svg rect").count() > 10
+    assert page.locator("#curve-charts svg path").count() == 1
+    assert page.locator("#length-charts svg path").count() == 3  # entropy, perfect, the model
+    assert page.locator("#runs tbody tr").count() == 1
+    assert page.locator("#choose-string option").count() == 2
+    assert page.locator("#map-choice option").count() == 2 + 4
+    assert "%" in page.inner_text("#tiles")
+
+
+def test_the_stepper_moves(open_page, report):
+    page = open_page(report())
+    heights = page.evaluate("stepper.trace.heights")
+    assert step(page) == heights.index(max(heights))
+    page.locator("#tape span").nth(3).click()
+    page.click("#go-on")
+    assert step(page) == 4
+    page.click("#go-back")
+    page.click("#go-back")
+    assert step(page) == 2
+    page.click("#go-last")
+    page.click("#go-on")
+    assert step(page) == 6  # and no further
+    page.click("#go-first")
+    page.keyboard.press("ArrowLeft")
+    assert step(page) == 0
+    page.keyboard.press("ArrowRight")
+    assert step(page) == 1
+    page.keyboard.press("End")
+    assert step(page) == 6
+    page.keyboard.press("Home")
+    assert step(page) == 0
+    page.focus("#slider")
+    page.keyboard.press("ArrowRight")
+    assert step(page) == 1
+    assert page.get_attribute("#slider", "aria-valuetext") == "step 1 of 6, reads ["
+    page.locator("#tape span").nth(5).click()
+    assert step(page) == 5
+    assert page.inner_text("#tape .now") == "["
+    page.locator("#listing li").nth(2).click()
+    assert step(page) == 2
+    for figure in ("#map", "#timeline"):  # the very corner of a figure is its last step, or its first row
+        box = page.locator(f"{figure} svg").bounding_box()
+        page.mouse.click(box["x"] + box["width"] - 15, box["y"] + box["height"] - 10)
+        assert step(page) == 6
+        page.keyboard.press("ArrowLeft")
+    page.click("#go-first")
+    page.click("#play")
+    page.locator("#status", has_text="Step 2 of").wait_for()
+    page.click("#play")
+    assert page.inner_text("#play") == "Play"
+
+
+@pytest.mark.parametrize("model", ["tf-nd", "tf-sup", "lstm-nd"])
+def test_the_panels_show_the_numbers(open_page, report, make_run, model):
+    page = open_page(report(model))
+    data = page.evaluate("JSON.parse(document.getElementById('data').textContent)")["runs"][0]
+    string = data["strings"][0]
+    stack = string["stacks"][0]
+    page.click("#go-first")
+    for t in range(7):
+        assert page.inner_text("#symbol") == string["tokens"][t]
+        shown = page.locator("#actions .value").all_inner_texts()
+        actions = stack["actions"][t]
+        assert shown == (["–"] * 3 if actions is None else [f"{x / 1000:.2f}" for x in actions])
+        row = stack["tops"][t]
+        parts = "b => ['.token', 'small', '.value'].map(part => b.querySelector(part).firstChild.data)"
+        soft = page.locator("#soft .bar").evaluate_all(f"bars => bars.map({parts})")
+        *tokens, bottom = [(token, number, float(weight)) for token, number, weight in soft]
+        assert bottom[2] == pytest.approx(row[0] / 1000, abs=0.0051)
+        for token, number, weight in tokens:
+            assert token == string["tokens"][int(number)]
+            column = int(number) + 1
+            assert weight == pytest.approx(row[column] / 1000 if column < len(row) else 0, abs=0.0051)
+        real = page.locator("#soft .real small").inner_text()
+        assert real == (str(string["real"][t]) if string["real"][t] >= 0 else {"∅": "empty", "⊥": "bottom"}[bottom[0]])
+        next_symbols = page.locator("#next .value").all_inner_texts()
+        expected = [
+            f"{m / 1000:.2f} {p / 1000:.2f}" for m, p in zip(string["model"][t], string["truth"][t], strict=True)
+        ]
+        assert [" ".join(text.split()) for text in next_symbols] == expected
+        page.keyboard.press("ArrowRight")
+
+
+def test_runs_are_replayed(open_page, report, tmp_path):
+    """The stacks that the page shows are those of Run.stacks, for the best run and a sampled one."""
+    import torch
+
+    from stackattn.analysis import watch_stacks
+    from stackattn.analysis.strings import some_runs
+    from stackattn.models import load
+
+    page = open_page(report("tf-nd"))
+    (trace,) = watch_stacks(load(tmp_path / "run/best"), torch.tensor([[4, 2, 0, 1, 3, 2, 3]]))
+    for number, (_, run) in enumerate(some_runs(trace)[:2]):
+        page.select_option("#run-choice", str(number))
+        page.click("#go-first")
+        for operation, stack in zip(run.operations, run.stacks(), strict=True):
+            boxes = page.locator("#single .box").all_inner_texts()
+            expected = [f"symbol {symbol}" if i < 0 else f"step {i}, symbol {symbol}" for i, symbol in stack]
+            assert [" ".join(box.split()[1:]) for box in reversed(boxes)] == expected
+            assert page.inner_text("#operation") == str(operation).replace("->", "→")
+            page.keyboard.press("ArrowRight")
+    moves = [line.replace("·", "").split() for line in page.locator("#listing li").all_inner_texts()]
+    assert [" ".join(move[1:]) for move in moves] == [str(x).replace("->", "→") for x in run.operations]
+
+
+def test_choices(open_page, make_run, tmp_path):
+    make_run("tf-both", folder="sweep/a")
+    make_run("lstm-sup", "marked-reversal", folder="sweep/b", lengths=(5, 9))
+    make_run("tf", folder="sweep/c")
+    page = open_page(write_report(study(tmp_path / "sweep"), tmp_path / "report.html"))
+    assert page.locator("#choose-run option").count() == 2  # the one without a stack cannot be stepped through
+    assert page.locator("#runs tbody tr").count() == 3
+    assert page.locator("#choose-stack option").count() == 3
+    page.select_option("#choose-stack", "2")
+    assert "⊥" in page.inner_text("#soft")
+    before = page.inner_text("#tape")
+    page.select_option("#choose-string", "1")
+    assert page.inner_text("#tape") != before
+    page.select_option("#choose-run", "1")
+    assert "∅" in page.inner_text("#soft")
+    assert page.locator("#choose-stack").count() == 0
+    page.select_option("#map-choice", "contents")
+    assert page.locator("#map svg circle").count() == 0
+
+
+def test_without_stacks_or_evaluations(open_page, make_run, tmp_path):
+    page = open_page(write_report(study(make_run("tf", folder="plain")), tmp_path / "a.html"))
+    assert page.is_hidden("#stepper")
+    assert page.locator("#curve-charts figure").count() == page.locator("#length-charts figure").count() == 1
+    page = open_page(write_report(study(make_run(folder="new", best=False)), tmp_path / "b.html"))
+    assert page.is_hidden("#stepper")
+    assert page.is_hidden("#lengths")
+    assert "No evaluation was made yet." in page.inner_text("#curves")
+
+
+def test_a_string_that_leaves_the_language(open_page, report):
+    page = open_page(report(texts=["(]()"]))
+    page.click("#go-last")
+    assert "No string of the language begins like this." in page.inner_text("#next")
+    assert page.is_hidden("#real-key")
+
+
+def test_text_stays_text(open_page, make_run, tmp_path):
+    evil = "</script><img src=x onerror=alert(1)>&lt;"
+    data = page_data(study(make_run(), texts=["[()][]"]))
+    (run,) = data["runs"]
+    (string,) = run["strings"]
+    (stack,) = string["stacks"]
+    data["title"] = data["lede"] = run["label"] = run["row"][0] = run["symbols"][0] = evil
+    string["tokens"][3] = stack["actionNames"][0] = stack["runs"][0]["name"] = evil
+    path = tmp_path / "report.html"
+    path.write_text(render(data), encoding="utf-8")
+    page = open_page(path)
+    page.locator("#tape span").nth(3).click()
+    assert page.title() == page.inner_text("h1") == page.inner_text("#lede") == page.inner_text("#symbol") == evil
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_have_contrast(open_page, report, scheme):
+    """Text and bars against what is behind them, by the formula of the accessibility guidelines (WCAG 2)."""
+    page = open_page(report(), color_scheme=scheme)
+    names = ("paper", "raised", "ink", "quiet", "accent", "on-accent", "second", "third", "mark")
+    values = page.evaluate(
+        "names => names.map(n => getComputedStyle(document.documentElement).getPropertyValue('--' + n).trim())", names
+    )
+    colours = dict(zip(names, map(luminance, values), strict=True))
+    assert (colours["paper"] > 0.9) == (scheme == "light")
+    text = ("ink", "quiet", "accent", "second", "third")
+    pairs = [*((x, "paper") for x in text), ("quiet", "raised"), ("on-accent", "accent"), ("ink", "mark")]
+    for front, back in pairs:
+        low, high = sorted((colours[front], colours[back]))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (front, back)
+
+
+def luminance(colour):
+    digits = colour.lstrip("#")
+    digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
+    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_on_a_phone(open_page, report):
+    page = open_page(
+        report(texts=["((((((((((((((((()))))))))))))))))[]"]),
+        viewport={"width": 360, "height": 740},
+        has_touch=True,
+        is_mobile=True,
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.locator("#tape span").nth(20).tap()
+    before = step(page)
+    page.tap("#go-on")
+    assert step(page) == before + 1
+    page.locator("#tape span").nth(before - 1).tap()
+    assert step(page) == before - 1
+    small = page.locator("button").evaluate_all(
+        "all => all.filter(b => b.offsetWidth < 40 || b.offsetHeight < 40).length"
+    )
+    assert small == 0

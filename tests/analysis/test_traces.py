@@ -1,0 +1,171 @@
+"""Traces beside the enumeration of all runs, with a Python list as the stack."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, watch_stacks
+from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
+from stackattn.nn import NondeterministicStackAttention
+
+KINDS = ("push", "replace", "pop")
+
+
+def enumerate_nondeterministic(push, replace, pop, t):
+    """After t steps, each run as (weight, steps whose elements are on the stack from the bottom, last kind)."""
+    runs = [(1.0, 0, [(None, 0)], None)]  # weight, state, stack of (step that pushed, symbol), last kind
+    Q, S = push.shape[1:3]
+    for step in range(t):
+        longer = []
+        for weight, q, stack, _ in runs:
+            x = stack[-1][1]
+            for r, y in product(range(Q), range(S)):
+                longer.append((weight * push[step, q, x, r, y].exp().item(), r, [*stack, (step, y)], 0))
+                kept = [*stack[:-1], (stack[-1][0], y)]
+                longer.append((weight * replace[step, q, x, r, y].exp().item(), r, kept, 1))
+            if len(stack) > 1:
+                longer += [(weight * pop[step, q, x, r].exp().item(), r, stack[:-1], 2) for r in range(Q)]
+        runs = longer
+    return [(weight, [i for i, _ in stack[1:]], kind) for weight, _, stack, kind in runs]
+
+
+def enumerate_superposition(actions, t):
+    runs = []
+    for kinds in product(range(3), repeat=t):
+        stack = []
+        for step, kind in enumerate(kinds):
+            if kind == 0:
+                stack.append(step)
+            elif kind == 2 and stack:
+                stack.pop()
+        runs.append((math.prod(actions[i, k].item() for i, k in enumerate(kinds)), stack, kinds[-1]))
+    return runs
+
+
+def nondeterministic(T=4, Q=2, S=2, forbidden=0.0):
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((2, T, Q, S, Q, S), (2, T, Q, S, Q, S), (2, T, Q, S, Q))
+    transitions = [2 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    transitions[2] += 1.5  # pops, or they would be rare
+    for x in transitions:
+        x[torch.rand(x.shape, generator=generator) < forbidden] = -torch.inf
+    trace = NondeterministicTrace("stack", 0, tuple(transitions))
+    return trace, [lambda t, b=b: enumerate_nondeterministic(*(x[b] for x in transitions), t) for b in range(2)]
+
+
+def superposition(T=6):
+    actions = torch.randn(2, T, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    trace = SuperpositionTrace("stack", 0, actions)
+    return trace, [lambda t, b=b: enumerate_superposition(actions[b], t) for b in range(2)]
+
+
+@pytest.mark.parametrize(
+    "make", [nondeterministic, lambda: nondeterministic(3, 1, 3), lambda: nondeterministic(4, 2, 2, 0.4), superposition]
+)
+def test_traces_are_sums_over_all_runs(make):
+    trace, sequences = make()
+    tops, actions, contents, heights = trace.tops(), trace.actions(), trace.contents(), trace.heights()
+    for b, enumerate_runs in enumerate(sequences):
+        for t in range(tops.shape[1]):
+            runs = enumerate_runs(t + 1)
+            total = sum(weight for weight, _, _ in runs)
+            top, kinds, there = (torch.zeros(n, dtype=torch.float64) for n in (tops.shape[2], 3, contents.shape[2]))
+            for weight, stack, kind in runs:
+                top[stack[-1] + 1 if stack else 0] += weight / total
+                kinds[kind] += weight / total
+                there[stack] += weight / total
+            height = sum(weight * len(stack) for weight, stack, _ in runs) / total
+            torch.testing.assert_close(tops[b, t], top, atol=1e-12, rtol=0)
+            torch.testing.assert_close(actions[b, t], kinds, atol=1e-12, rtol=0)
+            torch.testing.assert_close(contents[b, t], there, atol=1e-12, rtol=0)
+            assert heights[b, t].item() == pytest.approx(height)
+
+
+def test_heights_of_long_sequences_are_those_of_samples():
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, 30, 2, 3, 2, 3), (1, 30, 2, 3, 2, 3), (1, 30, 2, 3, 2))
+    push, replace, pop = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    trace = NondeterministicTrace("stack", 0, (push, replace, pop + 2))
+    samples = trace.sample_runs(2000, generator)[0]
+    last = [len(run.stacks()[-1]) - 1 for run in samples]  # samples are of whole runs: compare after the last step
+    mean = sum(last) / len(last)
+    error = (sum((x - mean) ** 2 for x in last) / len(last) / len(last)) ** 0.5
+    assert abs(trace.heights()[0, -1].item() - mean) < 4 * error
+    assert mean > 1
+
+
+def test_transitions_far_beyond_exp():
+    trace, _ = nondeterministic(12)
+    big = NondeterministicTrace("stack", 0, tuple(1000 * x for x in trace.transitions))
+    for b, run in enumerate(big.best_runs()):  # one run has nearly all the weight
+        there = torch.zeros(12, dtype=torch.float64)
+        there[[i for i, _ in run.stacks()[-1][1:]]] = 1
+        torch.testing.assert_close(big.contents()[b, -1], there)
+    assert big.actions().isfinite().all()
+
+
+def test_superposition_runs():
+    hard = torch.eye(3, dtype=torch.float64)[[2, 0, 0, 1, 2, 2, 2, 0]]  # pops of nothing at the start and the end
+    trace = SuperpositionTrace("stack", 0, hard[None])
+    (best,), ((sample,),) = trace.best_runs(), trace.sample_runs(1)
+    stacks = [[i for i, _ in stack[1:]] for stack in best.stacks()]
+    assert stacks == [[], [1], [1, 2], [1, 2], [1], [], [], [7]]
+    assert sample == best
+    assert best.log_weight == 0
+    assert trace.heights()[0].tolist() == [len(stack) for stack in stacks]
+
+
+def transformer(layers):
+    torch.manual_seed(0)
+    return TransformerLM(TransformerLMConfig(4, 4, layers, 8, 2, 16))
+
+
+def test_watching_a_transformer():
+    model = transformer("1.nondeterministic-2-3-4x2.1.superposition-5").train()
+    tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
+    traces = watch_stacks(model, tokens)
+    assert model.training
+    assert [trace.name for trace in traces] == ["layer 2, head 1", "layer 2, head 2", "layer 4"]
+    layer = next(m for m in model.modules() if isinstance(m, NondeterministicStackAttention))
+    seen = []
+    layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    model.eval()(tokens)
+    _, weights = layer(seen[0], return_weights=True)  # (B, heads, T, T + 1, Q, S)
+    for head in range(2):
+        torch.testing.assert_close(traces[head].weights(), weights[:, head].double(), atol=1e-5, rtol=0)
+    for trace in traces:
+        torch.testing.assert_close(trace.tops().sum(-1), torch.ones(2, 5, dtype=torch.float64))
+        torch.testing.assert_close(trace.actions().sum(-1), torch.ones(2, 5, dtype=torch.float64))
+    shorter = watch_stacks(model, tokens[:, :3])  # causal
+    torch.testing.assert_close(shorter[2].tops(), traces[2].tops()[:, :3, :4], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("stack", ["superposition-5", "nondeterministic-2-2-3", "nondeterministic-1-1-3"])
+def test_watching_an_lstm(stack):
+    """The trace's weights give the very reading that the model feeds back."""
+    torch.manual_seed(0)
+    model = LSTMLM(LSTMConfig(4, 4, 6, stack)).eval()
+    tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
+    (trace,) = watch_stacks(model, tokens)
+    assert trace.first == 1
+    assert trace.tops().shape == (2, 4, 5)  # BOS is not read
+    with torch.no_grad():
+        values, state = [], model.initial_state(2)
+        for t in range(5):
+            _, state = model.extend(tokens[:, t : t + 1], state)
+            values.append(model.stack.to_value(state.hidden).sigmoid())
+        _, state = model.extend(tokens[:, :1], state)  # one more token, whichever: then the last action is taken
+    pushed = torch.stack(values[1:], dim=1).double()  # (B, T, m)
+    if isinstance(trace, SuperpositionTrace):
+        reading = trace.tops()[:, -1, 1:].unsqueeze(1) @ pushed
+    else:
+        bottom = model.stack.bottom.detach().sigmoid().double().expand(2, 1, -1)
+        reading = torch.einsum("biqs,bim->bqsm", trace.weights()[:, -1], torch.cat([bottom, pushed], 1))
+    torch.testing.assert_close(state.stack.reading.double(), reading.flatten(1), atol=1e-5, rtol=0)
+
+
+def test_models_without_stacks():
+    assert watch_stacks(transformer("2"), torch.tensor([[3, 0, 1]])) == []
+    assert watch_stacks(LSTMLM(LSTMConfig(4, 4, 6)), torch.tensor([[3, 0, 1]])) == []

@@ -1,0 +1,232 @@
+"""`stackattn lm` and its tables from end to end: small trees and text, a model for a second."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+import torch
+
+from stackattn.cli import main
+from stackattn.text import penn_treebank
+from stackattn.training import Run
+from stackattn.training.lm import load_language_model
+
+SENTENCES = ["The bank fell .", "The bank rose sharply .", "Bonds rose .", "A bank of the banks fell ."]
+TINY = {
+    "data": {"batch_tokens": 40},
+    "model": {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2, "tied": True},
+    "training": {"max_epochs": 2, "evaluate_every": 20, "learning_rate": 0.02},
+}
+
+
+def trees(number):
+    lines = [SENTENCES[i % len(SENTENCES)].split() for i in range(number)]
+    return "".join(f"( (S {' '.join(f'(NN {word})' for word in line)}) )\n" for line in lines)
+
+
+@pytest.fixture
+def data(tmp_path, capsys):
+    (tmp_path / "part.mrg").write_text(trees(40))
+    assert main(["lm", "prepare-ptb", str(tmp_path / "part.mrg"), str(tmp_path / "data"), "--split", "80/10/10"]) == 0
+    capsys.readouterr()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def config(tmp_path, data):
+    path = tmp_path / "configs/ptb/tf-nd.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**TINY, "data": {**TINY["data"], "folder": str(data)}}))
+    return path
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text), delimiter="\t"))
+
+
+def table(path):
+    """The rows of a Markdown table, our own and the paper's."""
+    lines = [x for x in path.read_text().splitlines() if x.startswith("|")]
+    header, _, *found = [[cell.strip() for cell in x.split("|")[1:-1]] for x in lines]
+    return {line[2]: dict(zip(header, line, strict=True)) for line in found}
+
+
+def test_from_trees_to_tables(config, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    run = out / "ptb/tf-nd/00"
+    assert main(["lm", "train", str(config), "--out", str(run)]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    metrics = Run(run).metrics()
+    assert metrics[-1]["perplexity"] < len(json.loads((data / "vocabulary.json").read_text())["types"])  # it learns
+    assert metrics[-1]["examples_per_epoch"] == 32
+
+    assert main(["lm", "evaluate", str(run)]) == 0
+    printed = capsys.readouterr().out
+    test = json.loads((run / "test.json").read_text())
+    assert f"perplexity {test['perplexity']:.2f}" in printed
+    assert test["sentences"] == 4
+
+    # the test sentences as they were before preparation give the same log-probability
+    (tmp_path / "text").write_text("".join(f"{SENTENCES[i % 4]}\n" for i in range(36, 40)))
+    assert main(["lm", "score", "--model", str(run), str(tmp_path / "text"), "--sentences"]) == 0
+    sentences = rows(capsys.readouterr().out)
+    assert sum(int(row["tokens"]) for row in sentences) == test["tokens"]
+    total = sum(float(row["log_prob"]) for row in sentences)
+    assert math.exp(-total / test["tokens"]) == pytest.approx(test["perplexity"], rel=1e-5)
+    assert (
+        main(["lm", "score", "--model", str(run / "best"), str(tmp_path / "text"), "--out", str(tmp_path / "tsv")]) == 0
+    )
+    tokens = rows((tmp_path / "tsv").read_text())
+    for i, sentence in enumerate(sentences, 1):
+        found = [row for row in tokens if row["sentence"] == str(i)]
+        assert [row["token"] for row in found] == [*SENTENCES[i - 1].split(), "</s>"]
+        assert sum(float(row["log_prob"]) for row in found) == pytest.approx(float(sentence["log_prob"]), abs=1e-4)
+
+    command = ["lm", "generate", "--model", str(run), "--number", "5", "--prompt", "The bank", "--max-length", "4"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert main(command) == 0
+    assert capsys.readouterr().out == printed
+    types = set(load_language_model(run)[1].types)
+    for line in printed.splitlines():
+        assert line.startswith("The bank")
+        assert set(line.removesuffix(" ...").split()) <= types
+        assert len(line.removesuffix(" ...").split()) <= 6
+    assert len(printed.splitlines()) == 5
+
+    reproduce = ["--configs", str(tmp_path / "configs"), "--out", str(out), "--models", "tf-nd", "--budget", "0"]
+    assert main(["reproduce", "table-2", *reproduce]) == 0
+    row = table(out / "table-2.md")
+    best = min(metrics, key=lambda x: x["score"])
+    parameters = sum(x.numel() for x in load_language_model(run)[0].parameters())
+    figures = {"params": f"{parameters:,}", "val.": f"{best['perplexity']:.2f}", "test": f"{test['perplexity']:.2f}"}
+    figures |= {"task": "ptb", "model": "Tf+Nd", "runs": "1", "rate": "0.02", "batch": "40"}
+    assert row["ours"].items() >= figures.items()
+    assert row["paper"].items() >= {"params": "9,861,898", "val.": "110.59", "test": "88.54", "runs": "20"}.items()
+    assert main(["reproduce", "table-ptb-cost", *reproduce]) == 0
+    row = table(out / "table-ptb-cost.md")
+    speed, memory = metrics[-1]["examples"] / metrics[-1]["train_seconds"], metrics[-1]["memory"] / 1e6
+    figures = {"examples/s": f"{speed:.1f}", "min./epoch": f"{32 / speed / 60:.1f}", "memory, MB": f"{memory:,.0f}"}
+    assert row["ours"].items() >= figures.items()
+    assert row["paper"].items() >= {"examples/s": "27.0", "min./epoch": "24.3", "memory, MB": "1,910"}.items()
+    assert "written to" in capsys.readouterr().out
+
+
+def test_tables_without_data_or_models(config, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    reproduce = ["reproduce", "table-2", "--configs", str(tmp_path / "configs"), "--out", str(out), "--models", "tf-nd"]
+    reproduce += ["--budget", "0"]
+    assert main(reproduce) == 1
+    assert "there are no runs in" in capsys.readouterr().err
+    run = out / "ptb/tf-nd/00"
+    assert main(["lm", "train", str(config), "--out", str(run)]) == 0
+    data.rename(tmp_path / "moved")
+    assert main(reproduce) == 0
+    assert "no test: " in capsys.readouterr().err
+    assert table(out / "table-2.md")["ours"]["test"] == ""
+    (tmp_path / "moved").rename(data)
+    assert main(reproduce) == 0
+    with_test = (out / "table-2.md").read_text()
+    assert table(out / "table-2.md")["ours"]["test"] != ""
+    (run / "best/model.safetensors").unlink()  # as where only the metrics were kept
+    assert main(reproduce) == 0
+    assert (out / "table-2.md").read_text() == with_test
+
+
+def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, monkeypatch):
+    for section in (*range(2, 22), 23, 24):
+        for number in ("00", "23", "24"):
+            (tmp_path / "wsj").mkdir(exist_ok=True)
+            (tmp_path / f"wsj/wsj_{section:02d}{number}.mrg").write_text(trees(4))
+    command = ["lm", "prepare-ptb", str(tmp_path / "wsj"), str(tmp_path / "data")]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert "-39,591" in printed.out  # of 39,831 there are 20 * 3 * 4
+    assert "these are not the data of the paper" in printed.err
+    found = {"training sentences": 240, "training tokens": 1140, "types": 11, "classes of unknown words": 0}
+    monkeypatch.setattr(penn_treebank, "EXPECTED", {**found, "test sentences": 12})
+    command[-1] = str(tmp_path / "again")
+    assert main(command) == 0
+    for name in ("train.txt", "vocabulary.json", "report.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "data" / name).read_bytes()
+
+
+def test_plain_text_in_words_and_pieces(tmp_path, capsys):
+    paragraph = " ".join(SENTENCES)
+    (tmp_path / "train").write_text(f" = Title = \n\n {paragraph} \n" * 5)
+    (tmp_path / "valid").write_text("The bonk fell .\nA sentence with far too many words in it .\n")
+    files = [str(tmp_path / x) for x in ("train", "valid", "valid")]
+    options = ["--drop-headings", "--split-sentences", "--max-length", "7"]
+    assert main(["lm", "prepare", *files, str(tmp_path / "words"), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "read: headings" in printed
+    report = json.loads((tmp_path / "words/report.json").read_text())
+    train = {"lines": 15, "blank": 5, "headings": 5, "sentences": 20, "too_long": 0, "tokens_too_long": 0}
+    assert report["read"]["train"] == train
+    assert report["read"]["valid"]["tokens_too_long"] == 10
+    assert report["written"]["valid"] == {"sentences": 1, "tokens": 4, "unknown": 1}
+    assert (tmp_path / "words/valid.txt").read_text() == "The <unk> fell .\n"
+    assert report["options"]["min_count"] == 2
+
+    pytest.importorskip("sentencepiece")
+    assert main(["lm", "prepare", *files, str(tmp_path / "pieces"), *options[:2], "--pieces", "30"]) == 0
+    config = tmp_path / "tiny.yaml"
+    config.write_text(json.dumps({**TINY, "data": {"folder": str(tmp_path / "pieces"), "batch_tokens": 100}}))
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
+    again = ["--pieces", str(tmp_path / "run/best/pieces.model")]  # the model goes with the run
+    assert main(["lm", "prepare", *files, str(tmp_path / "same"), *options[:2], *again]) == 0
+    assert (tmp_path / "same/train.txt").read_bytes() == (tmp_path / "pieces/train.txt").read_bytes()
+    capsys.readouterr()
+    assert main(["lm", "score", "--model", run, str(tmp_path / "valid")]) == 0
+    first = [row["token"] for row in rows(capsys.readouterr().out) if row["sentence"] == "1"]
+    assert "".join(first[:-1]).replace("▁", " ").split() == ["The", "bonk", "fell", "."]
+    assert main(["lm", "generate", "--model", run, "--number", "1"]) == 0
+    assert "▁" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare-ptb", "PART", "OUT"], "one file has no sections; say how to divide it: --split 80/10/10"),
+        (["prepare-ptb", "PART", "OUT", "--split", "80/20"], "expected 3 positive shares such as 80/10/10, got 80/20"),
+        (["prepare-ptb", "PART", "OUT", "--split", "most"], "--split: expected shares such as 80/10/10, got 'most'"),
+        (["prepare-ptb", "PART", "PART", "--split", "80/10/10"], "is there already"),
+        (["prepare-ptb", "NOWHERE", "OUT"], "no such file or folder"),
+        (["prepare", "PART", "PART", "PART", "OUT", "--min-count", "0"], "--min-count: expected at least 1, got 0"),
+        (["prepare", "PART", "PART", "PART", "OUT", "--max-length", "1"], "train: no sentences are left"),
+        (["prepare", "PART", "PART", "PART", "OUT", "--unknown", "a b"], "--unknown: expected a token"),
+        (["prepare", "PART", "PART", "PART", "OUT", "--pieces", "PART"], "not a SentencePiece model"),
+        (["train", "--out", "OUT", "--set", "data.folder=NOWHERE"], "vocabulary.json: not there"),
+        (["evaluate", "NOWHERE"], "the folder of a run?"),
+        (["generate", "--model", "NOWHERE"], "a saved model is a folder"),
+        (["score", "PART", "--model", "NOWHERE"], "a saved model is a folder"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, tmp_path, capsys):
+    (tmp_path / "part.mrg").write_text(trees(8))
+    names = {"PART": "part.mrg", "OUT": "out", "NOWHERE": "nowhere"}
+    for name, file in names.items():
+        arguments = [x.replace(name, str(tmp_path / file)) for x in arguments]
+    assert main(["lm", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"stackattn lm {arguments[0]}: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_line_is_a_sentence_without_words(config, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
+    (tmp_path / "text").write_text("\nThe bank\n")
+    capsys.readouterr()
+    assert main(["lm", "score", "--model", run, str(tmp_path / "text")]) == 0
+    found = rows(capsys.readouterr().out)
+    assert [(row["sentence"], row["token"]) for row in found] == [
+        ("1", "</s>"),
+        *(("2", x) for x in ("The", "bank", "</s>")),
+    ]
+    assert torch.is_grad_enabled()

@@ -1,0 +1,112 @@
+"""Plain text to sentences, and vocabularies of words and of pieces."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from stackattn.text.plain import Counts, drop_long, read_lines, split_sentences, to_pieces, to_sentences, train_pieces
+from stackattn.text.vocabulary import Vocabulary, count_vocabulary
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It ended . | He left",
+        "Why ? | No ! | Yes .",
+        'He said " It ended . " | She left .',
+        'He said " It ended . " and left .',  # goes on with a small letter
+        '" It ended . | She left . " | He stayed .',
+        "( It ended . ) | He left .",
+        "It ended ... Or not",
+        "What ? ! | No .",
+        "Mr. Smith left . | The end",
+        ". . .",
+        "",
+    ],
+)
+def test_splitting_sentences(text):
+    expected = [part.split() for part in text.split("|") if part.strip()]
+    assert split_sentences(text.replace("|", "").split()) == expected
+
+
+def test_headings_blank_lines_and_long_sentences_are_counted():
+    lines = ["", " = Title = ", " = = Part = = ", " One . Two three . ", "a = b", " \t ", "= ="]
+    counts = Counts()
+    sentences = to_sentences(lines, drop_headings=True, split=True, counts=counts)
+    assert sentences == [["One", "."], ["Two", "three", "."], ["a", "=", "b"], ["=", "="]]
+    assert drop_long(sentences, 2, counts) == [["One", "."], ["=", "="]]
+    assert counts == Counts(lines=7, blank=2, headings=2, sentences=4, too_long=2, tokens_too_long=6)
+    counts = Counts()
+    assert len(to_sentences(lines, drop_headings=False, split=False, counts=counts)) == 5
+    assert counts.headings == 0
+    assert drop_long(sentences, None, counts) == sentences
+
+
+def test_files(tmp_path):
+    content = "one\r\ntwo\u2028still two\n\nthree".encode()
+    (tmp_path / "a.txt").write_bytes(content)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(content))
+    assert read_lines(tmp_path / "a.txt") == ["one", "two\u2028still two", "", "three"]
+    assert read_lines(tmp_path / "b.txt.gz") == read_lines(tmp_path / "a.txt")
+    (tmp_path / "c.gz").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"c\.gz: not a gzip file"):
+        read_lines(tmp_path / "c.gz")
+    (tmp_path / "d.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"d\.txt: not UTF-8"):
+        read_lines(tmp_path / "d.txt")
+
+
+def test_vocabulary_of_words(tmp_path):
+    vocabulary = count_vocabulary([["b", "a", "b", "rare"], ["a"]], 2, "<unk>")
+    assert vocabulary.types == ("<unk>", "a", "b")
+    assert vocabulary.encode(["b", "never", "<unk>"]) == [2, 0, 0]
+    assert (vocabulary.eos, vocabulary.bos, vocabulary.padding) == (3, 4, 5)
+    assert (vocabulary.output_size, vocabulary.input_size) == (4, 6)
+    assert vocabulary.join([1, 2]) == "a b"
+    vocabulary.save(tmp_path)
+    assert Vocabulary.load(tmp_path) == vocabulary
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["vocabulary.json"]
+
+
+def test_wrong_vocabularies(tmp_path):
+    with pytest.raises(ValueError, match="types: expected each one once"):
+        Vocabulary(("a", "a"))
+    with pytest.raises(ValueError, match="unknown: expected one of the types"):
+        Vocabulary(("a",), "b")
+    with pytest.raises(FileNotFoundError, match=r"vocabulary\.json: not there"):
+        Vocabulary.load(tmp_path)
+    for text in ("{", "[]", '{"types": ["a"]}', '{"types": ["a", "a"], "unknown": null, "pieces": false}'):
+        (tmp_path / "vocabulary.json").write_text(text)
+        with pytest.raises(ValueError, match=r"vocabulary\.json: not a vocabulary"):
+            Vocabulary.load(tmp_path)
+
+
+def test_pieces(tmp_path):
+    pytest.importorskip("sentencepiece")
+    training = [["the", "bonkers", "bank"], ["the", "banker", "bonks"]] * 20
+    model = train_pieces(training, 30)
+    assert train_pieces(training, 30) == model
+    pieces = to_pieces(training, model)
+    assert all("".join(x).replace("▁", " ").split() == y for x, y in zip(pieces, training, strict=True))
+    vocabulary = count_vocabulary(pieces, 1, "<unk>", model)
+    vocabulary.save(tmp_path)
+    read = Vocabulary.load(tmp_path)
+    tokens = read.split("the bonkers %")
+    assert tokens[-1] == "<unk>"  # a character that training does not have
+    assert read.join(read.encode(tokens[:-2])) == "the bonkers"
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
+        Vocabulary(("a",), None, b"no").split("a")
+
+
+@pytest.mark.skipif("STACKATTN_DATA" not in os.environ, reason="needs corpora in STACKATTN_DATA")
+def test_wikitext_2():
+    folder = Path(os.environ["STACKATTN_DATA"]) / "wikitext-2"
+    counts = Counts()
+    lines = read_lines(folder / "train.txt.gz")
+    whole = to_sentences(lines, drop_headings=False, split=False, counts=counts)
+    assert counts.lines == 36718
+    assert sum(map(len, whole)) == 2051910  # as published
+    parts = to_sentences(lines, drop_headings=False, split=True, counts=Counts())
+    assert [x for sentence in parts for x in sentence] == [x for line in whole for x in line]

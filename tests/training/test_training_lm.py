@@ -1,0 +1,181 @@
+"""Language modelling of sentences: what is counted, batches, restarts, and what a run leaves behind."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from runs import outcome
+
+from stackattn.models import TransformerLM
+from stackattn.models.paper import ARCHITECTURES, COUNTS
+from stackattn.text.corpus import write_corpus
+from stackattn.text.vocabulary import Vocabulary, count_vocabulary
+from stackattn.training import ConfigError, Run, RunError, load_config, loop, run_experiment
+from stackattn.training.config import from_values
+from stackattn.training.lm import (
+    CorpusOptions,
+    LMConfig,
+    LMTask,
+    build_model,
+    evaluate_run,
+    evaluate_sentences,
+    load_language_model,
+    negative_log_likelihood,
+    score_sentences,
+)
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+SENTENCES = [x.split() for x in ("a b", "a b c", "b", "a a a a a b", "c b a", "b c", "a b b", "c")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    splits = {"train": SENTENCES, "valid": SENTENCES[:4], "test": SENTENCES[3:6]}
+    write_corpus(tmp_path / "data", splits, count_vocabulary(SENTENCES, 1, "<unk>"), {})
+    return tmp_path / "data"
+
+
+def config(folder, layers="1.nondeterministic-2-2-3", data=None, **training):
+    values = {
+        "data": {"folder": str(folder), "batch_tokens": 8, **(data or {})},
+        "model": {"layers": layers, "d_model": 8, "heads": 2, "tied": True, "dropout": 0.2},
+        "training": {"max_epochs": 3, "evaluate_every": 5, "learning_rate": 0.02, **training},
+    }
+    return from_values(LMConfig, values)
+
+
+@pytest.mark.parametrize("layers", ["2", "1.superposition-5", "1.nondeterministic-2-2-3"])
+def test_perplexity_is_that_of_reading_token_by_token(layers, folder):
+    """The oracle has no padding and no batches: one token at a time, by the model's state."""
+    task, model = config(folder, layers).make()
+    model.eval()
+    vocabulary, logs = task.vocabulary, []
+    for sentence in task.validation:
+        state, last, row = model.initial_state(1), vocabulary.bos, []
+        for token in [*sentence, vocabulary.eos]:
+            logits, state = model.extend(torch.tensor([[last]]), state)
+            assert logits.shape[-1] == 5  # <unk>, a, b, c and EOS: BOS and padding cannot be predicted
+            row.append(logits[0, 0].log_softmax(-1)[token].item())
+            last = token
+        logs.append(row)
+    for i, row in score_sentences(model, task.validation, vocabulary):
+        assert row == pytest.approx(logs[i], rel=1e-5)
+    total, tokens = sum(map(sum, logs)), sum(map(len, logs))
+    assert tokens == sum(len(x) + 1 for x in SENTENCES[:4])
+    found = evaluate_sentences(model, task.validation, vocabulary)
+    assert found["perplexity"] == pytest.approx(math.exp(-total / tokens), rel=1e-5)
+    assert task.evaluate(model)["score"] == pytest.approx(-total / tokens, rel=1e-5)
+    loss = task.loss(model, [0, 3]).item()  # training sentences, summed over tokens, averaged over sentences
+    assert loss == pytest.approx(-(sum(logs[0]) + sum(logs[3])) / 2, rel=1e-5)
+    nats = negative_log_likelihood(model, task.validation, vocabulary)
+    assert nats.shape == (4, 7)
+    assert nats[2, 2:].tolist() == [0] * 5  # behind EOS
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_batches(folder, published):
+    task = LMTask(CorpusOptions(str(folder), batch_tokens=8, published=published))
+    batches = task.epoch(torch.Generator().manual_seed(1))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(SENTENCES)))
+    sizes = [(len(batch), max(len(SENTENCES[i]) for i in batch)) for batch in batches]
+    # The lengths are 1 1 2 2 3 3 3 6; as the paper words it, BOS makes each one longer.
+    expected = [(4, 2), (2, 3), (1, 3), (1, 6)] if published else [(2, 1), (2, 2), (2, 3), (1, 3), (1, 6)]
+    assert sorted(sizes) == sorted(expected)
+    assert task.epoch(torch.Generator().manual_seed(1)) == batches
+    assert sorted(task.share(batches[0], 0, 2) + task.share(batches[0], 1, 2)) == sorted(batches[0])
+
+
+def test_restarts_draw_the_size_of_batches(folder):
+    made = config(folder, data={"batch_tokens_range": [3, 5]})
+    drawn = [made.redraw(seed).data.batch_tokens for seed in range(60)]
+    assert set(drawn) == {3, 4, 5}
+    assert drawn == [made.redraw(seed).data.batch_tokens for seed in range(60)]
+    assert replace(made.redraw(0), data=made.data) == made  # nothing else changes
+
+
+@pytest.mark.parametrize("name", ["tf", "tf-sup", "tf-nd", "tf-nd-paper"])
+def test_the_paper_s_configurations_have_its_parameters(name):
+    chosen = load_config(LMConfig, EXPERIMENTS / "ptb" / f"{name}.yaml")
+    vocabulary = Vocabulary(tuple(map(str, range(23832))))
+    with torch.device("meta"):
+        count = sum(x.numel() for x in build_model(chosen, vocabulary).parameters())
+    architecture = {"tf": "Tf", "tf-sup": "Tf+Sup"}.get(name, "Tf+Nd")
+    assert count == dict(zip(ARCHITECTURES, COUNTS["ptb"], strict=True))[architecture]
+    assert vocabulary.output_size == 23833
+    assert chosen.data.batch_tokens_range == (128, 512)
+    assert chosen.data.published == chosen.model.published == chosen.training.published == (name != "tf-nd-paper")
+
+
+def test_other_configurations_differ_in_the_layers_only():
+    chosen = [load_config(LMConfig, EXPERIMENTS / f"wikitext-2/{name}.yaml") for name in ("tf", "tf-sup", "tf-nd")]
+    assert len({replace(x, model=replace(x.model, layers="")) for x in chosen}) == 1
+    assert len({x.model.layers for x in chosen}) == 3
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
+    made, batches = config(folder), []
+    run_experiment(made, tmp_path / "whole")
+    examples = [row["examples"] for row in Run(tmp_path / "whole").metrics()]
+    assert any(x % len(SENTENCES) for x in examples)  # there are evaluations inside epochs
+
+    class Stop:
+        def batch(self, epoch, done, total, loss):
+            batches.append(loss)
+            if len(batches) % 3 == 0 and len(batches) < 8:
+                raise Killed
+
+        def evaluation(self, values, best):
+            pass
+
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run_experiment(made, tmp_path / "run", resume=True, watcher=Stop())
+    run_experiment(made, tmp_path / "run", resume=True, watcher=Stop())
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_model_has_its_vocabulary_with_it(folder, tmp_path):
+    run_experiment(config(folder, max_epochs=1), tmp_path / "run")
+    expected = evaluate_run(tmp_path / "run")
+    assert expected["tokens"] == sum(len(x) + 1 for x in SENTENCES[3:6])
+    (tmp_path / "run/best").rename(tmp_path / "model")
+    folder.rename(tmp_path / "moved")
+    model, vocabulary = load_language_model(tmp_path / "model")
+    assert isinstance(model, TransformerLM)
+    assert vocabulary.types == ("<unk>", "a", "b", "c")
+    sentences = [vocabulary.encode(x) for x in SENTENCES[3:6]]
+    assert evaluate_sentences(model, sentences, vocabulary)["perplexity"] == expected["perplexity"]
+    Vocabulary(("a",)).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="model: expected a language model of 2 outputs, as its vocabulary"):
+        load_language_model(tmp_path / "model")
+
+
+def test_a_run_does_not_go_on_with_another_corpus(folder, tmp_path):
+    run_experiment(config(folder), tmp_path / "run", minutes=0)
+    report = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").write_text(json.dumps({**report, "checksum": "another"}))
+    with pytest.raises(RunError, match=r"another configuration \(data\.checksum: .*, not 'another'\)"):
+        run_experiment(config(folder), tmp_path / "run", resume=True)
+
+
+def test_wrong_data(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere/vocabulary\.json: not there; `stackattn lm prepare`"):
+        run_experiment(config(tmp_path / "nowhere"), tmp_path / "run")
+    with pytest.raises(ConfigError, match="model: d_model"):
+        run_experiment(replace(config(folder), model=replace(config(folder).model, heads=3)), tmp_path / "run")
+    for key, value in (("batch_tokens", 0), ("batch_tokens_range", [5, 3])):
+        with pytest.raises(ConfigError, match=f"{key}: expected"):
+            config(folder, data={key: value})
+    values = json.loads((folder / "vocabulary.json").read_text())
+    (folder / "vocabulary.json").write_text(json.dumps({**values, "types": ["a", "b"], "unknown": None}))
+    with pytest.raises(ConfigError, match=r"data: .*train\.txt, line 2: 'c' is not in the vocabulary"):
+        run_experiment(config(folder), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
