@@ -33,7 +33,7 @@ def two_nodes():
 
 def test_a_node_killed_in_mid_run(two_nodes, tmp_path):
     chosen = jobs(tmp_path / "cluster", 3, max_epochs=150, stop_patience=1000)
-    told, watched, killed = [], [], []
+    told, killed, before = [], [], {}
 
     class Watch:
         """Kills a node when the run on it has come some way."""
@@ -42,8 +42,9 @@ def test_a_node_killed_in_mid_run(two_nodes, tmp_path):
             pass
 
         def evaluation(self, values, best):
-            watched.append(values["evaluation"])
-            if values["evaluation"] >= 5 and not killed:
+            lines = {folder: Run(folder).metrics() for folder, _ in chosen}
+            if sum(len(rows) >= 5 for rows in lines.values()) >= 2 and not killed:  # both nodes are at work
+                before.update({folder: rows[:5] for folder, rows in lines.items() if len(rows) >= 5})
                 killed.append(two_nodes.nodes.pop())
                 two_nodes.remove_node(killed[0], allow_graceful=False)
 
@@ -56,6 +57,8 @@ def test_a_node_killed_in_mid_run(two_nodes, tmp_path):
     assert killed
     assert failed == []
     assert sorted(told) == [(folder, "max_epochs") for folder, _ in chosen]
+    for folder, rows in before.items():
+        assert Run(folder).metrics()[:5] == rows  # with the times of then: what was done is not done again
     for i, (folder, config) in enumerate(chosen):
         run_one(config, tmp_path / f"local/{i}", None, None)
         assert outcome(folder) == outcome(tmp_path / f"local/{i}")
@@ -72,11 +75,17 @@ def test_a_node_killed_in_mid_run(two_nodes, tmp_path):
 
 def test_versions_that_differ_are_told(monkeypatch, tmp_path):
     expected = {**cluster_module.versions(), "torch": "1.0"}
-    kind, reason = cluster_module._task(tiny(), str(tmp_path / "run"), None, None, expected)
+    kind, reason = cluster_module._task(tiny(), ".", str(tmp_path / "run"), None, None, expected)
     assert kind == "failed"
     assert "torch" in reason
     assert "expected 1.0 as here" in reason
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_a_node_does_not_have_is_told(tmp_path):
+    place = str(tmp_path / "elsewhere")
+    kind, reason = cluster_module._task(tiny(), place, "run", None, None, cluster_module.versions())
+    assert (kind, f"has no folder {place}: all nodes have to share it" in reason) == ("failed", True)
 
 
 def test_a_run_that_another_worker_holds_is_waited_for(monkeypatch, tmp_path):
@@ -84,11 +93,11 @@ def test_a_run_that_another_worker_holds_is_waited_for(monkeypatch, tmp_path):
     holder = Run(tmp_path)
     holder.start(tiny(max_epochs=1), resume=False)
     monkeypatch.setattr(cluster_module, "BUSY_SECONDS", 0)
-    kind, reason = cluster_module._task(tiny(max_epochs=1), str(tmp_path), None, None, cluster_module.versions())
+    kind, reason = cluster_module._task(tiny(max_epochs=1), ".", str(tmp_path), None, None, cluster_module.versions())
     assert (kind, "another process is working" in reason) == ("failed", True)
     monkeypatch.setattr(cluster_module, "BUSY_SECONDS", 60)
     monkeypatch.setattr(time, "sleep", lambda seconds: holder.close())
-    kind, result = cluster_module._task(tiny(max_epochs=1), str(tmp_path), None, None, cluster_module.versions())
+    kind, result = cluster_module._task(tiny(max_epochs=1), ".", str(tmp_path), None, None, cluster_module.versions())
     assert kind == "finished"
     assert result == json.loads((tmp_path / "result.json").read_text())
 

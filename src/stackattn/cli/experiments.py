@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +102,18 @@ def train(cls: type, args: argparse.Namespace) -> int:
     from .progress import Watchers
 
     config = read_config(cls, args)
-    with Watchers() as watch:
+    first = os.environ.get("RANK", "0") == "0"  # one process of several tells
+    with Watchers() if first else nullcontext() as watch:
         result = run_experiment(
             config,
             args.out,
             resume=args.resume,
-            watcher=watch(Path(args.out).name),
+            watcher=watch(Path(args.out).name) if watch else None,
             minutes=args.minutes,
             tensorboard=args.tensorboard,
             device=args.device,
         )
-    if os.environ.get("RANK", "0") != "0":  # one of several processes; the first one tells
+    if not first:
         return 0
     print(f"{result['stopped']} after {result['evaluations']} evaluations")
     if best := result["best"]:

@@ -81,6 +81,7 @@ TARGETS = {
         "experiments/mt",
         "stackattn.training.mt:MTConfig",
         "stackattn.cli.table_3:show",
+        "out/table-3",
     ),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import platform
 import socket
 import time
@@ -21,7 +22,8 @@ from .run import Run, RunError
 from .sweep import Job, Report, run_one, unfinished
 
 LOST_WORKERS = 20  # how often a run is taken up again after the loss of its worker or node
-BUSY_SECONDS = 60  # a worker that was given up may hold its run for a while
+BUSY_SECONDS = 300  # a worker that was given up may hold its run for a while, and a file server its lock
+GRACE_SECONDS = 60  # after the budget, for runs to stop by themselves
 CONNECT_SECONDS = 10
 POLL_SECONDS = 1.0
 
@@ -39,12 +41,13 @@ def run_all_on_cluster(
     waiting, failed = unfinished(jobs, report)
     ray = _connect(address)
     try:
-        task = ray.remote(_task).options(num_cpus=1, max_retries=LOST_WORKERS)
+        # a process for each run, so that its peak memory is its own
+        task = ray.remote(num_cpus=1, max_retries=LOST_WORKERS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
-            reference = task.remote(config, str(folder.absolute()), deadline, minutes_each, versions())
-            running[reference] = _Followed(folder, watch(folder))
-        while running:
+            reference = task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions())
+            running[reference] = _Followed(folder, watch)
+        while running and (deadline is None or time.time() < deadline + GRACE_SECONDS):
             done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
             for followed in running.values():
                 followed.look()
@@ -64,7 +67,7 @@ def _result(ray: Any, reference: Any, folder: Path) -> dict[str, Any]:
     try:
         kind, result = ray.get(reference)
     except ray.exceptions.RayError as error:
-        kind, result = "failed", str(error).splitlines()[0]
+        kind, result = "failed", str(error).strip().splitlines()[-1]  # the first lines are a traceback
     if kind == "finished" and result["stopped"] != "budget" and not (folder / "config.json").exists():
         kind, result = "failed", "the run is not to be seen here: all nodes have to share its folder"
     return result if kind == "finished" else {"stopped": f"failed: {result}"}
@@ -81,17 +84,32 @@ def versions() -> dict[str, str]:
 class _Followed:
     """Tells a watcher of the lines that a run on another machine adds to its metrics."""
 
-    def __init__(self, folder: Path, watcher: Watcher | None):
-        self.folder, self.watcher = folder, watcher
-        self.seen, self.best = len(Run(folder).metrics()), math.inf
+    def __init__(self, folder: Path, watch: Callable[[Path], Watcher | None]):
+        self.folder, self.watch = folder, watch
+        self.watcher: Watcher | None = None  # when there is something to show
+        scores = [values["score"] for values in Run(folder).metrics()]
+        self.seen, self.best = len(scores), min(scores, default=math.inf)
+        self.size = self._size()
+
+    def _size(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.stat().st_size if path.exists() else 0
 
     def look(self) -> None:
-        if self.watcher is None:
+        try:
+            if (size := self._size()) == self.size:
+                return
+            rows = Run(self.folder).metrics()
+        except (OSError, ValueError):  # it is being written on another machine: next time
             return
-        for values in Run(self.folder).metrics()[self.seen :]:
-            self.watcher.evaluation(values, values["score"] < self.best)
+        self.size = size
+        if self.watcher is None:
+            self.watcher = self.watch(self.folder)
+        for values in rows[self.seen :]:
+            if self.watcher is not None:
+                self.watcher.evaluation(values, values["score"] < self.best)
             self.best = min(self.best, values["score"])
-            self.seen += 1
+        self.seen = max(self.seen, len(rows))
 
 
 def _connect(address: str) -> Any:
@@ -107,16 +125,25 @@ def _connect(address: str) -> Any:
         # "local" is Ray's word, too: a new cluster, even where one is running
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if local else None)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise RunError(f"cluster {address}: cannot connect: {str(error).splitlines()[0]}") from error
+        raise RunError(f"cluster {address}: cannot connect: {' '.join(str(error).split())}") from error
     return ray
 
 
 def _task(
-    config: Experiment, folder: str, deadline: float | None, minutes_each: float | None, expected: dict[str, str]
+    config: Experiment,
+    place: str,
+    folder: str,
+    deadline: float | None,
+    minutes_each: float | None,
+    expected: dict[str, str],
 ) -> tuple[str, Any]:
+    """`place` is the directory that relative paths are meant from: those of the run and of its data."""
     if (found := versions()) != expected:
         name = next(name for name in expected if found[name] != expected[name])
         return "failed", f"{socket.gethostname()} has {name} {found[name]}, expected {expected[name]} as here"
+    if not Path(place).is_dir():
+        return "failed", f"{socket.gethostname()} has no folder {place}: all nodes have to share it"
+    os.chdir(place)
     given_up = time.monotonic() + BUSY_SECONDS
     while True:
         kind, result = run_one(config, Path(folder), deadline, minutes_each)

@@ -48,15 +48,15 @@ def run_experiment(
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     run, processes = Run(folder, tensorboard), Processes(device)
-    run.check(config, resume)
+    if processes.first:
+        run.check(config, resume)
     task, model = config.make()
     model.to(processes.device)
     try:
         with processes.together():
-            if processes.first:
-                run.start(config, resume)  # not before: what cannot be built leaves no folder
-            processes.wait()
-            return train(model, task, config.training, run, run.state(), watcher, deadline, processes)
+            # not before: what cannot be built leaves no folder
+            state = processes.from_first(run.start(config, resume) if processes.first else None)
+            return train(model, task, config.training, run, state, watcher, deadline, processes)
     finally:
         run.close()
 

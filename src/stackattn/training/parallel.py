@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ class Processes:
             yield
             return
         try:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(hours=12))  # the others wait while the first evaluates
             yield
         except RunError:
             raise
@@ -62,7 +64,8 @@ class Processes:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model whose gradients are those of all processes."""
-        return model if self.count == 1 else DistributedDataParallel(model)
+        # an LSTM that reads one symbol never asks its stack: such parameters have no gradient in that batch
+        return model if self.count == 1 else DistributedDataParallel(model, find_unused_parameters=True)
 
     def mean(self, *numbers: float) -> list[float]:
         """Of all processes; the same bits in each of them."""
@@ -79,10 +82,6 @@ class Processes:
         box = [values]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
-
-    def wait(self) -> None:
-        if self.count > 1:
-            dist.barrier()
 
     def random_states(self) -> list[Tensor]:
         """Of the generators of all processes."""

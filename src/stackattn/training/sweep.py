@@ -171,6 +171,8 @@ def run_one(
     except RunBusy as error:
         return "busy", str(error)
     except (RunError, ValueError, OSError) as error:
+        if Run(folder).finished:  # by a process that had been given up for lost
+            return "finished", Run(folder).result()
         return "failed", str(error)
 
 
