@@ -13,6 +13,7 @@ from stackattn.training.architectures import LSTMOptions, TransformerOptions
 from stackattn.training.cfl import CFLConfig, LanguageOptions, build_model
 from stackattn.training.config import from_values, to_values
 from stackattn.training.lm import LMConfig
+from stackattn.training.mt import MTConfig
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 CELLS = [
@@ -130,7 +131,8 @@ def test_shipped_configs_are_the_papers(task, architecture, count):
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("*.yaml")), ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_shipped_config_loads(path):
     task = path.relative_to(EXPERIMENTS).parts[0]
-    load_config({"ptb": LMConfig, "wikitext-2": LMConfig}.get(task, CFLConfig), path)
+    kinds = {"ptb": LMConfig, "wikitext-2": LMConfig, "mt": MTConfig, "mt-small": MTConfig}
+    load_config(kinds.get(task, CFLConfig), path)
 
 
 def test_the_grammar_of_a_file_is_part_of_the_configuration(tmp_path):
