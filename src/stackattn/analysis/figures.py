@@ -106,7 +106,7 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
             image = axes[q][s].imshow(part, cmap="Greys", norm=norm, interpolation="nearest", extent=places)
             axes[q][s].tick_params(labelsize=7, length=2)
             if q == 0:
-                axes[q][s].set_title(f"symbol {s}" + (" (⊥)" if s == 0 else ""), fontsize=8)
+                axes[q][s].set_title(f"symbol {s}", fontsize=8)
         axes[q][0].set_ylabel(f"state {q}\nstep", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("pushed at step", fontsize=8)
