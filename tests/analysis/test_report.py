@@ -222,3 +222,22 @@ def test_command_says_what_is_wrong(make_run, tmp_path, capsys, monkeypatch, arg
     monkeypatch.chdir(tmp_path)
     assert main(["analyse", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_runs_of_corpora_are_told_or_left_out(make_run, tmp_path, capsys):
+    make_run(folder="sweep/cfl")
+    other = tmp_path / "sweep/lm"
+    other.mkdir()
+    (other / "config.json").write_text('{"data": {"folder": "corpus"}, "model": {}, "training": {}}')
+    (other / "metrics.jsonl").write_text("")
+    assert main(["analyse", str(other)]) == 2
+    assert "not a run of `stackattn cfl`" in capsys.readouterr().err
+    assert main(["analyse", str(tmp_path / "sweep"), "--no-figures"]) == 0
+    assert "cfl" in capsys.readouterr().out
+
+
+def test_strings_that_training_did_not_have_are_told(make_run, tmp_path):
+    assert main(["analyse", str(make_run()), "--no-figures", "--string", "()", "--string", "(" * 60 + ")" * 60]) == 0
+    data = data_of((tmp_path / "run/analysis/report.html").read_text())
+    longest = data["runs"][0]["strings"][1]
+    assert (longest["unusual"], longest["belongs"], longest["lengths"][1]) == (True, True, 120)

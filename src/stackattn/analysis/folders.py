@@ -34,6 +34,8 @@ class RunFolder:
         run = Run(folder)
         if "format_version" in run.config():
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
+        if not _of_language(folder):
+            raise RunError(f"{folder}: not a run of `stackattn cfl`, the only ones that can be analysed")
         return cls(folder, name, config_of(CFLConfig, folder), run.metrics())
 
     @cached_property
@@ -95,12 +97,17 @@ def find_runs(folder: str | Path) -> list[RunFolder]:
         raise RunError(f"{folder}: no such folder")
     if (folder / "config.json").exists():
         return [RunFolder.read(folder, folder.resolve().name)]
-    found = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+    found = sorted(path.parent for path in folder.rglob("metrics.jsonl") if _of_language(path.parent))
     if not found:
         raise RunError(
-            f"{folder}: neither a run (a folder with config.json and metrics.jsonl) nor are there runs below"
+            f"{folder}: neither a run of `stackattn cfl` (with config.json and metrics.jsonl) nor are there any below"
         )
     return [RunFolder.read(path, path.relative_to(folder).as_posix()) for path in found]
+
+
+def _of_language(folder: Path) -> bool:
+    """Not of a corpus: those of `stackattn lm` and `mt` have no grammar to compare with."""
+    return "language" in Run(folder).config()
 
 
 def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:

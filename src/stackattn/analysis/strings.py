@@ -67,6 +67,7 @@ def describe_string(
     with torch.no_grad():
         log_probs = model.eval()(inputs)[0].double().log_softmax(-1)  # (n + 1, V + 1)
     n = len(string.ids)
+    unusual = not lengths[0] <= n <= lengths[1]
     lengths = min(lengths[0], n), max(lengths[1], n)
     truth = _true_distributions(language, lengths, string.ids)
     real = real_tops(language, string.ids.tolist())
@@ -74,6 +75,7 @@ def describe_string(
         "tokens": ["BOS", *(language.symbols[i] for i in string.ids)],
         "source": string.source,
         "lengths": list(lengths),
+        "unusual": unusual,  # of a length that training did not have
         "belongs": bool(language.contains(string.ids)),
         "model": _thousandths(log_probs.exp()),
         "truth": [None if row is None else _thousandths(row) for row in truth],

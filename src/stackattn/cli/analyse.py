@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         from rich.console import Console
+        from rich.markup import escape
 
         from ..analysis.drawings import draw_strings
         from ..analysis.report import write_report
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
                     samples=args.samples,
                     seed=args.seed,
                     stack=args.stack,
-                    report=status.update,
+                    report=lambda text: status.update(escape(text)),
                 )
                 out = Path(args.out or Path(args.run) / "analysis")
                 drawn: list[Path] = []

@@ -18,7 +18,7 @@ from ..languages import PCFG, Dataset, Language, evaluation_set, is_grammar_file
 from ..models import LSTMLM, TransformerLM
 from ..models.saving import load, save
 from .architectures import ModelOptions, TransformerOptions, build_language_model
-from .experiment import config_of, in_section
+from .experiment import config_of, in_section, perplexity
 from .loop import TrainingConfig
 
 
@@ -114,17 +114,13 @@ class CFLTask:
         symbols = sum(x.numel() + len(x) for x in self._validation.values())
         found = total / symbols
         return {
-            "score": _exp(found) if self.published else found,
+            "score": perplexity(found) if self.published else found,
             "cross_entropy": found,
             "cross_entropy_difference": found - self.lower_bound,
         }
 
     def save(self, model: nn.Module, folder: Path) -> None:
         save(model, folder)
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else x * math.inf  # nan stays nan
 
 
 def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,11 @@ def config_of(cls: type[T], folder: str | Path) -> T:
     """The configuration of a run."""
     run = Run(folder)
     return from_values(cls, run.config(), source=str(run.folder / "config.json"))
+
+
+def perplexity(nats: float) -> float:
+    """Of a cross-entropy; infinite where a float ends, and nan stays nan."""
+    return math.exp(nats) if nats < 700 else nats * math.inf
 
 
 def headline(values: dict[str, Any]) -> tuple[str, float]:

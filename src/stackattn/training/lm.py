@@ -19,7 +19,7 @@ from ..text.batching import pad, token_batches
 from ..text.corpus import read_report, read_split
 from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
-from .experiment import config_of, in_section
+from .experiment import config_of, in_section, perplexity
 from .loop import TrainingConfig
 
 EVALUATION_TOKENS = 2048  # of a batch without gradients
@@ -145,8 +145,7 @@ def evaluate_sentences(
     total = math.fsum(x for _, row in score_sentences(model, sentences, vocabulary) for x in row)
     tokens = sum(map(len, sentences)) + len(sentences)
     found = -total / tokens
-    perplexity = math.exp(found) if found < 700 else found * math.inf  # nan stays nan
-    return {"sentences": len(sentences), "tokens": tokens, "cross_entropy": found, "perplexity": perplexity}
+    return {"sentences": len(sentences), "tokens": tokens, "cross_entropy": found, "perplexity": perplexity(found)}
 
 
 def load_language_model(folder: str | Path) -> tuple[TransformerLM, Vocabulary]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..models.saving import save
 from ..text.batching import pad, token_batches
 from ..text.parallel_corpus import REPORT, corpus_digest, read_split
 from ..text.pieces import PieceTokenizer
-from .experiment import config_of, in_section
+from .experiment import config_of, in_section, perplexity
 from .loop import TrainingConfig
 
 IGNORED = -100  # a target that costs nothing: behind the end
@@ -175,10 +174,6 @@ class MTTask:
     def save(self, model: nn.Module, folder: Path) -> None:
         self.tokenizer.save(folder)
         save(model, folder)
-
-
-def perplexity(nats: float) -> float:
-    return math.exp(nats) if nats < 700 else nats * math.inf  # nan stays nan
 
 
 def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:

@@ -18,7 +18,8 @@ from ..models.saving import load
 from ..text.batching import pad, token_batches
 from ..text.parallel import normalise
 from ..text.pieces import INSTALL, PieceTokenizer
-from .mt import Pairs, perplexity
+from .experiment import perplexity
+from .mt import Pairs
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Stepper {
     const box = byId("choices");
     const names = {
       run: this.runs.map((run) => `${run.label} on ${run.language} (${run.name})`),
-      string: this.runs[this.run].strings.map((s) => `${s.tokens.length - 1} symbols, ${s.source}`),
+      string: this.runs[this.run].strings.map((s) => `${s.tokens.length - 1} symbols, ${s.source}: ${beginning(s)}`),
       stack: this.text.stacks.map((s) => `${s.name}, ${s.kind}`),
     };
     box.replaceChildren();
@@ -287,6 +287,13 @@ class Stepper {
       );
     });
     if (!truth) bars.push(make("p", { class: "quiet" }, "No string of the language begins like this."));
+    else if (!this.text.belongs)
+      bars.push(make("p", { class: "quiet" }, "The string as a whole is not in the language."));
+    if (truth && this.text.unusual) {
+      const [from, to] = this.text.lengths;
+      const note = `Training had no strings of this length: the language’s side is that of ${from} to ${to} symbols.`;
+      bars.push(make("p", { class: "quiet" }, note));
+    }
     byId("next").replaceChildren(...bars);
   }
 
@@ -327,6 +334,11 @@ class Stepper {
     const rings = this.text.real === null || map === "contents" ? "" : " Rings: what a real stack has on top.";
     byId("map-caption").replaceChildren(scale(), `Rows: steps; columns: tokens in the order they were read.${rings}`);
   }
+}
+
+function beginning(string) {
+  const symbols = string.tokens.slice(1, 21);
+  return symbols.join(symbols.some((symbol) => symbol.length > 1) ? " " : "") + (string.tokens.length > 21 ? "…" : "");
 }
 
 function share(value) {
