@@ -169,15 +169,16 @@ def test_interrupted_it_says_how_to_go_on(tmp_path, capsys):
     config.write_text(json.dumps({"language": {"name": "dyck", "lengths": [4, 8], "train_batches": 60}}))
     command = ["cfl", "train", str(config), "--set", "model.layers='1'", "--set", "training.max_epochs=20", "--out"]
     program = [str(Path(sys.executable).parent / "stackattn"), *command, str(tmp_path / "run")]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore it, and so do their children
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(program, **pipes, text=True, preexec_fn=listen)
     while lines(tmp_path / "run") < 2 and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    try:
-        printed, errors = process.communicate(timeout=3)
-    except subprocess.TimeoutExpired:  # it came in a callback of Python's, which swallows it
-        process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "stopped; --resume goes on from the last checkpoint\n"
     assert "epoch   1  loss" in printed
