@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from stackattn.models.paper import build, paper_config
 
-from .steps import Shape, Step, _training
+from .steps import Shape, Step, training_step
 
 TASK = "hardest-cfl"
 
@@ -25,7 +25,7 @@ def training(shape: Shape, architecture: str) -> Step:
     model = build(config).train()
     text = torch.randint(config.output_size, (shape.B, shape.T + 1))
     text[:, 0] = config.input_size - 1
-    return _training(model, lambda: _loss(model(text), text))
+    return training_step(model, lambda: _loss(model(text), text))
 
 
 class _TheirTransformer(nn.Module):
@@ -50,7 +50,7 @@ def transformer_encoder(shape: Shape) -> Step:
     sizes = (config.input_size, config.d_model, config.heads, config.hidden_size)  # pyright: ignore
     model = _TheirTransformer(*sizes, shape.T + 1)
     text = torch.randint(config.output_size, (shape.B, shape.T + 1))
-    return _training(model, lambda: _loss(model(text), text))
+    return training_step(model, lambda: _loss(model(text), text))
 
 
 class _LoopOverCells(nn.Module):
@@ -74,7 +74,7 @@ def loop_over_cells(shape: Shape) -> Step:
     model = _LoopOverCells(config.output_size, config.input_size - 1 + 10, config.hidden_size)
     text = torch.randint(config.output_size, (shape.B, shape.T + 1))
     x = torch.randn(shape.B, shape.T, config.input_size - 1 + 10)
-    return _training(model, lambda: _loss(model(x), text))
+    return training_step(model, lambda: _loss(model(x), text))
 
 
 def decoding(shape: Shape, architecture: str) -> Step:

@@ -6,7 +6,7 @@ from stackattn.models.paper import PTB_TYPES, build, paper_config
 from stackattn.text.vocabulary import Vocabulary
 from stackattn.training.lm import negative_log_likelihood
 
-from .steps import Shape, Step, _training
+from .steps import Shape, Step, training_step
 
 
 def training(shape: Shape, architecture: str) -> Step:
@@ -14,4 +14,4 @@ def training(shape: Shape, architecture: str) -> Step:
     vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
     model = build(paper_config("ptb", architecture, published=True)).train()
     sentences = torch.randint(PTB_TYPES, (shape.B, shape.T)).tolist()
-    return _training(model, lambda: negative_log_likelihood(model, sentences, vocabulary).sum() / shape.B)
+    return training_step(model, lambda: negative_log_likelihood(model, sentences, vocabulary).sum() / shape.B)

@@ -51,7 +51,7 @@ def _stepwise(empty: Callable[[], Any], inputs: list[Tensor], row_shapes: list[t
     return _differentiated(function, pieces, *row_shapes)
 
 
-def _training(model: nn.Module, loss: Callable[[], Tensor], clip: float = 5.0) -> Step:
+def training_step(model: nn.Module, loss: Callable[[], Tensor], clip: float = 5.0) -> Step:
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
 
     def forward() -> tuple[Tensor]:
@@ -139,7 +139,7 @@ class _SuperpositionLayer(nn.Module):
 def superposition_training(shape: Shape, backend: str) -> Step:
     """A training step of one layer of d_model = m: its three maps, the stack, a squared loss, clipping and Adam."""
     model, x = _SuperpositionLayer(shape.m, backend), torch.randn(shape.B, shape.T, shape.m)
-    return _training(model, lambda: (model(x) - x).square().mean())
+    return training_step(model, lambda: (model(x) - x).square().mean())
 
 
 def attention(shape: Shape, d_model: int = 32, heads: int = 4) -> Step:
@@ -165,7 +165,7 @@ def transformer(shape: Shape, d_model: int = 32, heads: int = 4, tokens: int = 1
         logits = unembed(encoder(embed(text), mask=mask, is_causal=True))
         return cross_entropy(logits.flatten(0, 1), text.flatten())
 
-    return _training(nn.ModuleList([embed, encoder, unembed]), loss)
+    return training_step(nn.ModuleList([embed, encoder, unembed]), loss)
 
 
 def matrix_product(shape: Shape, n: int = 2048) -> Step:

@@ -10,7 +10,7 @@ from stackattn.models import Seq2SeqTransformer
 from stackattn.models.generation import beam_search
 from stackattn.models.paper import build, paper_config
 
-from .steps import Shape, Step, _training
+from .steps import Shape, Step, training_step
 
 TASK = "mt-160"
 BEAM = 4
@@ -31,7 +31,7 @@ def training(shape: Shape, architecture: str) -> Step:
         logits = model(source, target).flatten(0, 1)
         return cross_entropy(logits, target.flatten(), label_smoothing=0.1, reduction="sum") / shape.B
 
-    return _training(model, loss)
+    return training_step(model, loss)
 
 
 def translating(shape: Shape, architecture: str) -> Step:

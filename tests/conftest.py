@@ -31,3 +31,12 @@ def _same_random_numbers():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def without_onednn():
+    """Its bfloat16 kernels end the process on virtual machines that announce AMX and then forbid it."""
+    enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags does this too, with a warning
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(enabled)

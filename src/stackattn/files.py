@@ -1,10 +1,12 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,26 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         _flush_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_new(folder: Path) -> None:
+    """Before anything slow is done: whether the folder can be made."""
+    if folder.exists():
+        raise FileExistsError(f"{folder}: already there; choose another folder, or remove it")
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder under another name, which gets its own one when all that belongs into it is there."""
+    check_new(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of somebody who was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove_partial(folder: Path) -> None:

@@ -193,7 +193,7 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
         (["prepare-ptb", "PART", "OUT"], "one file has no sections; say how to divide it: --split 80/10/10"),
         (["prepare-ptb", "PART", "OUT", "--split", "80/20"], "expected 3 positive shares such as 80/10/10, got 80/20"),
         (["prepare-ptb", "PART", "OUT", "--split", "most"], "--split: expected shares such as 80/10/10, got 'most'"),
-        (["prepare-ptb", "PART", "PART", "--split", "80/10/10"], "is there already"),
+        (["prepare-ptb", "PART", "PART", "--split", "80/10/10"], "already there"),
         (["prepare-ptb", "NOWHERE", "OUT"], "no such file or folder"),
         (["prepare", "PART", "PART", "PART", "OUT", "--min-count", "0"], "--min-count: expected at least 1, got 0"),
         (["prepare", "PART", "PART", "PART", "OUT", "--max-length", "1"], "train: no sentences are left"),

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stackattn.text.plain import Counts, drop_long, read_lines, split_sentences, to_pieces, to_sentences, train_pieces
+from stackattn.text.byte_pairs import train_model
+from stackattn.text.lines import read_lines
+from stackattn.text.plain import Counts, drop_long, split_sentences, to_pieces, to_sentences
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
 
 
@@ -48,14 +50,14 @@ def test_files(tmp_path):
     content = "one\r\ntwo\u2028still two\n\nthree".encode()
     (tmp_path / "a.txt").write_bytes(content)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(content))
-    assert read_lines(tmp_path / "a.txt") == ["one", "two\u2028still two", "", "three"]
-    assert read_lines(tmp_path / "b.txt.gz") == read_lines(tmp_path / "a.txt")
+    assert list(read_lines(tmp_path / "a.txt")) == ["one", "two\u2028still two", "", "three"]
+    assert list(read_lines(tmp_path / "b.txt.gz")) == list(read_lines(tmp_path / "a.txt"))
     (tmp_path / "c.gz").write_bytes(b"no")
-    with pytest.raises(ValueError, match=r"c\.gz: not a gzip file"):
-        read_lines(tmp_path / "c.gz")
+    with pytest.raises(ValueError, match=r"c\.gz, after line 0: not a gzip file"):
+        list(read_lines(tmp_path / "c.gz"))
     (tmp_path / "d.txt").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"d\.txt: not UTF-8"):
-        read_lines(tmp_path / "d.txt")
+    with pytest.raises(ValueError, match=r"d\.txt, line 1: not UTF-8"):
+        list(read_lines(tmp_path / "d.txt"))
 
 
 def test_vocabulary_of_words(tmp_path):
@@ -86,8 +88,9 @@ def test_wrong_vocabularies(tmp_path):
 def test_pieces(tmp_path):
     pytest.importorskip("sentencepiece")
     training = [["the", "bonkers", "bank"], ["the", "banker", "bonks"]] * 20
-    model = train_pieces(training, 30)
-    assert train_pieces(training, 30) == model
+    lines = [" ".join(sentence) for sentence in training]
+    model = train_model(lines, 30)
+    assert train_model(lines, 30) == model
     pieces = to_pieces(training, model)
     assert all("".join(x).replace("▁", " ").split() == y for x, y in zip(pieces, training, strict=True))
     vocabulary = count_vocabulary(pieces, 1, "<unk>", model)
@@ -104,7 +107,7 @@ def test_pieces(tmp_path):
 def test_wikitext_2():
     folder = Path(os.environ["STACKATTN_DATA"]) / "wikitext-2"
     counts = Counts()
-    lines = read_lines(folder / "train.txt.gz")
+    lines = list(read_lines(folder / "train.txt.gz"))
     whole = to_sentences(lines, drop_headings=False, split=False, counts=counts)
     assert counts.lines == 36718
     assert sum(map(len, whole)) == 2051910  # as published

@@ -129,7 +129,7 @@ def test_the_folder(tmp_path):
     assert read == vocabulary
     assert read_split(tmp_path / "data", "train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
     assert sorted(x.name for x in tmp_path.iterdir()) == ["data"]  # nothing is left behind
-    with pytest.raises(FileExistsError, match="data: is there already"):
+    with pytest.raises(FileExistsError, match="data: already there"):
         write_corpus(tmp_path / "data", splits, vocabulary, {})
     other = write_corpus(tmp_path / "other", splits | {"test": [["Bonk"]]}, vocabulary, {})
     assert other["checksum"] != report["checksum"]

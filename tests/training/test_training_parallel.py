@@ -129,8 +129,8 @@ def test_torchrun_and_the_command(tmp_path):
     assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
 
 
-def test_bfloat16_trains_and_keeps_float32_parameters(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # some virtual machines lack what oneDNN uses
+@pytest.mark.usefixtures("without_onednn")
+def test_bfloat16_trains_and_keeps_float32_parameters(tmp_path):
     chosen = config(precision="bfloat16")
     run_experiment(chosen, tmp_path / "half")
     run_experiment(config(), tmp_path / "full")

@@ -31,14 +31,16 @@ def draw_strings(studied: StudiedRun, out: Path, *, stack: int | None = None, se
 
 def _draw(trace: StackTrace, tokens: list[str], truth: list[int] | None, base: str, seed: int) -> list[Path]:
     made = []
+    actions, tops, heights = trace.actions()[0], trace.tops()[0], trace.heights()[0]
+    weights = trace.weights()[0] if isinstance(trace, NondeterministicTrace) else None
     for suffix in ("svg", "png"):
         made += [
-            action_map(trace.actions()[0], tokens, trace.ACTIONS, f"{base}-actions.{suffix}"),
-            attention_map(trace.tops()[0], tokens, f"{base}-attention.{suffix}", truth=truth, bottom=trace.BOTTOM),
-            height_chart(trace.heights()[0], tokens, f"{base}-height.{suffix}"),
+            action_map(actions, tokens, trace.ACTIONS, f"{base}-actions.{suffix}"),
+            attention_map(tops, tokens, f"{base}-attention.{suffix}", truth=truth, bottom=trace.BOTTOM),
+            height_chart(heights, tokens, f"{base}-height.{suffix}"),
         ]
-        if isinstance(trace, NondeterministicTrace):
-            made.append(split_map(trace.weights()[0], tokens, f"{base}-split.{suffix}"))
+        if weights is not None:
+            made.append(split_map(weights, tokens, f"{base}-split.{suffix}"))
     listings = (f"{name}\n{run.listing(tokens)}\n" for name, run in some_runs(trace, seed))
     write_text(Path(f"{base}-runs.txt"), "\n".join(listings))
     return [*made, Path(f"{base}-runs.txt")]

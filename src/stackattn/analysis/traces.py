@@ -15,6 +15,7 @@ from ..models.lstm import LSTMLM
 from ..nn import Nondeterministic, NondeterministicStackAttention, SuperpositionStackAttention, parse_layers
 from ..ops import Operation, Run, best_runs, nondeterministic_weights, sample_runs, superposition_weights
 from ..ops.log_chart import log_chart, log_sum
+from ..ops.rows import unpack
 from .contents import nondeterministic_contents, superposition_contents
 
 
@@ -188,8 +189,7 @@ def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
     if not isinstance(spec, Nondeterministic):
         return [_trace("the LSTM's stack", 1, [logits.softmax(-1)])]
     Q, S = spec.num_states, spec.num_symbols
-    push, replace, pop = logits.unflatten(-1, (Q, S, -1)).split((Q * S, Q * S, Q), dim=-1)
-    return [_trace("the LSTM's stack", 1, [push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop])]
+    return [_trace("the LSTM's stack", 1, list(unpack(logits.unflatten(-1, (Q, S, -1)))))]
 
 
 def _trace(name: str, first: int, parts: list[Tensor]) -> StackTrace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .experiments import add_training_arguments, run_action, sweep, train
+from .experiments import add_training_arguments, run_action
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,19 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return run_action("cfl", args, {"train": _train, "sweep": _sweep, "evaluate": _evaluate})
-
-
-def _train(args: argparse.Namespace) -> int:
-    from ..training.cfl import CFLConfig
-
-    return train(CFLConfig, args)
-
-
-def _sweep(args: argparse.Namespace) -> int:
-    from ..training.cfl import CFLConfig
-
-    return sweep(CFLConfig, args)
+    return run_action("cfl", "stackattn.training.cfl:CFLConfig", args, {"evaluate": _evaluate})
 
 
 def _evaluate(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -70,8 +71,20 @@ def add_set_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_action(command: str, args: argparse.Namespace, actions: dict[str, Callable[[argparse.Namespace], int]]) -> int:
-    """Run one action of a command; what is wrong with its input becomes a line, not a traceback."""
+Action = Callable[[argparse.Namespace], int]
+
+
+def named(name: str) -> Any:
+    """`module:attribute`, imported only when it is needed."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def run_action(command: str, experiment: str, args: argparse.Namespace, actions: dict[str, Action]) -> int:
+    """Run one action of a command; what is wrong with its input becomes a line, not a traceback.
+
+    To the actions come `train` and `sweep`, of which `experiment` names the configurations.
+    """
     try:
         import torch
 
@@ -80,6 +93,9 @@ def run_action(command: str, args: argparse.Namespace, actions: dict[str, Callab
         if getattr(args, "threads", None):
             torch.set_num_threads(args.threads)
         try:
+            common = {"train": _train, "sweep": _sweep}
+            if args.action in common:
+                return common[args.action](named(experiment), args)
             return actions[args.action](args)
         except (ValueError, RunError, OSError, ModuleNotFoundError) as error:
             print(f"stackattn {command} {args.action}: {error}", file=sys.stderr)
@@ -90,18 +106,18 @@ def run_action(command: str, args: argparse.Namespace, actions: dict[str, Callab
         return 130
 
 
-def read_config(cls: type, args: argparse.Namespace) -> Any:
+def _read_config(cls: type, args: argparse.Namespace) -> Any:
     from ..training.config import from_values, load_config
 
     return from_values(cls, {}, args.set) if args.config is None else load_config(cls, args.config, args.set)
 
 
-def train(cls: type, args: argparse.Namespace) -> int:
+def _train(cls: type, args: argparse.Namespace) -> int:
     from ..training import run_experiment
     from ..training.experiment import headline
     from .progress import Watchers
 
-    config = read_config(cls, args)
+    config = _read_config(cls, args)
     first = os.environ.get("RANK", "0") == "0"  # one process of several tells
     with Watchers() if first else nullcontext() as watch:
         result = run_experiment(
@@ -123,7 +139,7 @@ def train(cls: type, args: argparse.Namespace) -> int:
     return 0
 
 
-def sweep(cls: type, args: argparse.Namespace) -> int:
+def _sweep(cls: type, args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
@@ -131,7 +147,7 @@ def sweep(cls: type, args: argparse.Namespace) -> int:
     from ..training.sweep import best_of, restart
     from .progress import Watchers, outcome
 
-    config = read_config(cls, args)
+    config = _read_config(cls, args)
     jobs = [(Path(args.out) / f"{i:02d}", restart(config, i, args.seed)) for i in range(args.restarts)]
     outcomes = {}
     with Watchers() as watch:

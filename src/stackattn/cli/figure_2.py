@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
-from ..training import Run
 from ..training.cfl import evaluate_run
 from ..training.sweep import best_of
-from .reproduce import Cell
+from .reproduce import Cell, tested
 
 TEST_LENGTHS = (40, 100)
 TEST_STRINGS = 100  # of each length
@@ -24,11 +23,9 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test = folder / "test.json"
-        if not _tested(test, folder / "best/model.safetensors"):
-            write_json(test, evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS))
-        restarts = sum(bool(Run(folder).metrics()) for folder in cell.folders)
-        lines.append({"task": cell.task, "model": cell.model, "run": folder, "best": best, "restarts": restarts})
+        if not tested(folder) or _of_other_strings(folder):
+            write_json(folder / "test.json", evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS))
+        lines.append({"task": cell.task, "model": cell.model, "run": folder, "best": best, "restarts": cell.begun})
     if not lines:
         print("no run has come to its first evaluation yet", file=sys.stderr)
         return 1
@@ -36,12 +33,10 @@ def show(cells: Sequence[Cell], out: Path) -> int:
     return _draw(lines, out / "figure-2")
 
 
-def _tested(path: Path, model: Path) -> bool:
-    """Whether the test was made of this model and with as many strings. Without its model it is kept as it is."""
-    if not path.exists():
-        return False
-    same = json.loads(path.read_text(encoding="utf-8"))["per_length"] == TEST_STRINGS
-    return not model.exists() or (same and model.stat().st_mtime <= path.stat().st_mtime)
+def _of_other_strings(folder: Path) -> bool:
+    """Whether a test was made with another number of strings, and its model is there to repeat it."""
+    test = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+    return test["per_length"] != TEST_STRINGS and (folder / "best/model.safetensors").exists()
 
 
 def _table(lines: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import lm_prepare
-from .experiments import add_training_arguments, run_action, sweep, train
+from .experiments import add_training_arguments, run_action
 
 if TYPE_CHECKING:
     from ..text.vocabulary import Vocabulary
@@ -47,25 +47,11 @@ def run(args: argparse.Namespace) -> int:
     actions = {
         "prepare": lm_prepare.prepare_plain,
         "prepare-ptb": lm_prepare.prepare_treebank,
-        "train": _train,
-        "sweep": _sweep,
         "evaluate": _evaluate,
         "generate": _generate,
         "score": _score,
     }
-    return run_action("lm", args, actions)
-
-
-def _train(args: argparse.Namespace) -> int:
-    from ..training.lm import LMConfig
-
-    return train(LMConfig, args)
-
-
-def _sweep(args: argparse.Namespace) -> int:
-    from ..training.lm import LMConfig
-
-    return sweep(LMConfig, args)
+    return run_action("lm", "stackattn.training.lm:LMConfig", args, actions)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -144,6 +130,6 @@ def _token_rows(
 
 
 def _lines(file: str) -> list[str]:
-    from ..text.plain import read_lines
+    from ..text.lines import read_lines
 
-    return [line.rstrip("\n") for line in sys.stdin] if file == "-" else read_lines(Path(file))
+    return [line.rstrip("\n") for line in sys.stdin] if file == "-" else list(read_lines(file))

@@ -36,8 +36,9 @@ def add_arguments(commands: Any) -> None:
 
 
 def prepare_treebank(args: argparse.Namespace) -> int:
+    from ..files import check_new
     from ..text import penn_treebank
-    from ..text.corpus import check_new, write_corpus
+    from ..text.corpus import write_corpus
 
     check_new(args.out)
     if args.split is None:
@@ -58,8 +59,11 @@ def prepare_treebank(args: argparse.Namespace) -> int:
 
 
 def prepare_plain(args: argparse.Namespace) -> int:
+    from ..files import check_new
     from ..text import plain
-    from ..text.corpus import SPLITS, check_new, write_corpus
+    from ..text.byte_pairs import train_model
+    from ..text.corpus import SPLITS, write_corpus
+    from ..text.lines import read_lines
     from ..text.vocabulary import CLASSES, count_vocabulary
     from .progress import track
 
@@ -72,7 +76,7 @@ def prepare_plain(args: argparse.Namespace) -> int:
     counts = {split: plain.Counts() for split in SPLITS}
     sentences = {
         split: plain.to_sentences(
-            track(plain.read_lines(getattr(args, split)), f"reading {split}"),
+            track(read_lines(getattr(args, split)), f"reading {split}"),
             drop_headings=args.drop_headings,
             split=args.split_sentences,
             counts=counts[split],
@@ -82,7 +86,8 @@ def prepare_plain(args: argparse.Namespace) -> int:
     model = None
     if args.pieces is not None:
         is_size = args.pieces.isdigit()
-        model = plain.train_pieces(sentences["train"], int(args.pieces)) if is_size else Path(args.pieces).read_bytes()
+        training = (" ".join(sentence) for sentence in sentences["train"])
+        model = train_model(training, int(args.pieces)) if is_size else Path(args.pieces).read_bytes()
         sentences = {split: plain.to_pieces(sentences[split], model) for split in SPLITS}
     sentences = {split: plain.drop_long(sentences[split], args.max_length, counts[split]) for split in SPLITS}
     min_count = args.min_count or (2 if model is None else 1)

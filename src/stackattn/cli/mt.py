@@ -7,11 +7,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from .experiments import add_training_arguments, run_action, sweep, train
+from .experiments import add_training_arguments, run_action
 
-T = TypeVar("T")
 CHUNK = 1000  # lines that are read, and sorted by length, before they are translated
 
 
@@ -67,8 +66,8 @@ def _add_prepare(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"prepare": _prepare, "train": _train, "sweep": _sweep, "translate": _translate, "evaluate": _evaluate}
-    return run_action("mt", args, actions)
+    actions = {"prepare": _prepare, "translate": _translate, "evaluate": _evaluate}
+    return run_action("mt", "stackattn.training.mt:MTConfig", args, actions)
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -77,11 +76,15 @@ def _prepare(args: argparse.Namespace) -> int:
 
     from ..text.parallel import REASONS
     from ..text.parallel_corpus import Preparation, prepare
+    from .progress import track
+
+    def watch(split: str) -> Callable[[Iterable[Any]], Iterable[Any]]:
+        return lambda pairs: track(pairs, f"reading {split}")
 
     names = ("max_characters", "max_ratio", "seed", "pieces", "threshold")
     settings = Preparation(sample=args.sample or None, **{name: getattr(args, name) for name in names})
     files = {split: tuple(pair) for split in ("train", "validation", "test") if (pair := getattr(args, split))}
-    report = prepare(files, args.out, settings, _watch_pairs, lambda stage: print(f"{stage}...", file=sys.stderr))
+    report = prepare(files, args.out, settings, watch, lambda stage: print(f"{stage}...", file=sys.stderr))
     table = Table(title="Pairs", title_justify="left")
     table.add_column("")
     for split in report["pairs"]:
@@ -99,20 +102,9 @@ def _prepare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _train(args: argparse.Namespace) -> int:
-    from ..training.mt import MTConfig
-
-    return train(MTConfig, args)
-
-
-def _sweep(args: argparse.Namespace) -> int:
-    from ..training.mt import MTConfig
-
-    return sweep(MTConfig, args)
-
-
 def _translate(args: argparse.Namespace) -> int:
-    from ..text.parallel import decode_lines, read_sentences
+    from ..text.lines import decode_lines
+    from ..text.parallel import read_sentences
 
     translator = _translator(args.model, args)
     standard = args.file == "-"
@@ -154,17 +146,6 @@ def _translator(folder: str, args: argparse.Namespace) -> Any:
 
     options = {"beam_size": args.beam, "max_tokens": args.max_tokens, "batch_tokens": args.batch_tokens}
     return Translator.load(folder, args.device, **options)
-
-
-def _watch_pairs(split: str) -> Callable[[Iterable[T]], Iterable[T]]:
-    def watch(pairs: Iterable[T]) -> Iterator[T]:
-        with _counter(f"reading {split}", None) as done:
-            for i, pair in enumerate(pairs):
-                yield pair
-                if i % 1000 == 999:
-                    done(1000)
-
-    return watch
 
 
 @contextmanager

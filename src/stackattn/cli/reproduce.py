@@ -6,14 +6,13 @@ A cell is a model on a task; its configuration is CONFIGS/TASK/MODEL.yaml and it
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .experiments import add_set_argument, add_sweep_arguments, run_jobs
+from .experiments import add_set_argument, add_sweep_arguments, named, run_jobs
 
 TRANSFORMERS = ("tf", "tf-sup", "tf-nd")
 
@@ -44,6 +43,19 @@ class Cell:
     model: str
     folders: list[Path]
     """Of its restarts, whether they have begun or not."""
+
+    @property
+    def begun(self) -> int:
+        """Restarts that have been evaluated at least once."""
+        from ..training import Run
+
+        return sum(bool(Run(folder).metrics()) for folder in self.folders)
+
+
+def tested(folder: Path) -> bool:
+    """Whether a run's `test.json` is of its best model. Where the model is not kept, the test is left as it is."""
+    test, model = folder / "test.json", folder / "best/model.safetensors"
+    return test.exists() and (not model.exists() or model.stat().st_mtime <= test.stat().st_mtime)
 
 
 PENN_TREEBANK = ("ptb",), TRANSFORMERS, 20, "experiments", "stackattn.training.lm:LMConfig"
@@ -140,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         if not any((folder / "metrics.jsonl").exists() for folder, _ in jobs):
             print(f"there are no runs in {args.out} yet", file=sys.stderr)
             return 1
-        return _named(target.show)(list(cells.values()), Path(args.out))
+        return named(target.show)(list(cells.values()), Path(args.out))
     except (ValueError, RunError, OSError) as error:
         print(f"stackattn reproduce {args.what}: {error}", file=sys.stderr)
         return 2
@@ -154,7 +166,7 @@ def _jobs(target: Target, args: argparse.Namespace) -> list[tuple[Path, Any]]:
     from ..training import load_config
     from ..training.sweep import restart
 
-    experiment = _named(target.experiment)
+    experiment = named(target.experiment)
     configs = {
         (task, model): load_config(experiment, Path(args.configs) / task / f"{model}.yaml", args.set)
         for task in getattr(args, "tasks", target.tasks)
@@ -181,9 +193,3 @@ def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> list[P
             # where there are no bars, a line for each run will do
             lambda folder: watch(str(folder)) if watch.progress else None,
         )
-
-
-def _named(name: str) -> Any:
-    """`module:attribute`, imported only when it is needed."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)

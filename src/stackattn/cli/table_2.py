@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..analysis.curves import LABELS
 from ..files import write_json, write_text
 from ..models.paper import ARCHITECTURES, COUNTS
 from ..training import Run
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
-from .reproduce import Cell
+from .reproduce import Cell, tested
 
 
 class Paper(NamedTuple):
@@ -30,7 +31,6 @@ class Paper(NamedTuple):
     memory: float  # MB, on the GPU
 
 
-NAMES = {"tf": "Tf", "tf-sup": "Tf+Sup", "tf-nd": "Tf+Nd"}
 PARAMETERS = dict(zip(ARCHITECTURES, COUNTS["ptb"], strict=True))
 PAPER = {
     ("ptb", "tf"): Paper(PARAMETERS["Tf"], 115.11, 92.84, 859, 0.8, 394),
@@ -48,12 +48,11 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         folder, best = found
         test, config = _tested(folder), Run(folder).config()
         figures = test.get("parameters"), best["perplexity"], test.get("perplexity")
-        runs = sum(bool(Run(folder).metrics()) for folder in cell.folders)
         rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
-        rows.append([cell.task, NAMES[cell.model], "ours", *_perplexities(*figures), str(runs), rate, batch])
+        rows.append([cell.task, LABELS[cell.model], "ours", *_perplexities(*figures), str(cell.begun), rate, batch])
         if paper := PAPER.get((cell.task, cell.model)):
             figures = paper.parameters, paper.validation, paper.test
-            rows.append([cell.task, NAMES[cell.model], "paper", *_perplexities(*figures), "20", "", ""])
+            rows.append([cell.task, LABELS[cell.model], "paper", *_perplexities(*figures), "20", "", ""])
     notes = "Perplexities of the best run by validation, EOS counted; rate and tokens of a batch are those of that run."
     return _publish("table-2", header, rows, notes, out)
 
@@ -77,10 +76,10 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
         minutes, memory = last["examples_per_epoch"] / speed / 60, last["memory"] and last["memory"] / 1e6
         batch = str(Run(folder).config()["data"]["batch_tokens"])
         threads = str(environment["threads"])
-        rows.append([cell.task, NAMES[cell.model], "ours", *_costs(speed, minutes, memory), threads, batch])
+        rows.append([cell.task, LABELS[cell.model], "ours", *_costs(speed, minutes, memory), threads, batch])
         if paper := PAPER.get((cell.task, cell.model)):
             figures = paper.speed, paper.minutes, paper.memory
-            rows.append([cell.task, NAMES[cell.model], "paper", *_costs(*figures), "", ""])
+            rows.append([cell.task, LABELS[cell.model], "paper", *_costs(*figures), "", ""])
     notes = (
         f"The fastest run of each, training only, on: {'; '.join(sorted(machines))}. Memory is all that the process "
         "holds. The paper's: NVIDIA TITAN Xp, memory on the GPU."
@@ -97,8 +96,8 @@ def _tested(folder: Path) -> dict[str, Any]:
 
     Without its model, what was measured before is kept; without the data there is no test.
     """
-    test, model = folder / "test.json", folder / "best/model.safetensors"
-    if model.exists() and (not test.exists() or test.stat().st_mtime < model.stat().st_mtime):
+    test = folder / "test.json"
+    if not tested(folder) and (folder / "best/model.safetensors").exists():
         try:
             write_json(test, evaluate_run(folder))
         except FileNotFoundError as error:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..analysis.curves import LABELS
 from ..files import write_json
-from ..training import Run
 from ..training.sweep import best_of
-from .reproduce import Cell
+from .reproduce import Cell, tested
 
-TITLES = {"tf": "Tf", "tf-sup": "Tf+Sup", "tf-nd": "Tf+Nd"}
 PAPER = {
     ("160", "tf"): (12.52, 12.21),
     ("160", "tf-sup"): (11.94, 12.03),
@@ -48,7 +47,7 @@ def _line(cell: Cell) -> dict[str, Any] | None:
     return {
         "tier": cell.task,
         "model": cell.model,
-        "restarts": sum(bool(Run(folder).metrics()) for folder in cell.folders),
+        "restarts": cell.begun,
         "run": folder.name,
         "perplexity": best["perplexity"],
         "paper_perplexity": paper[0],
@@ -60,8 +59,8 @@ def _line(cell: Cell) -> dict[str, Any] | None:
 def _test(folder: Path) -> dict[str, Any]:
     """Parameters of a run's best model, and its BLEU, measured if that was not done yet. Without the model the test
     is kept as it is."""
-    path, model = folder / "test.json", folder / "best/model.safetensors"
-    if model.exists() and not (path.exists() and model.stat().st_mtime <= path.stat().st_mtime):
+    path = folder / "test.json"
+    if not tested(folder) and (folder / "best/model.safetensors").exists():
         from ..training.mt import read_test_set
         from ..training.translator import Translator, write_scores
 
@@ -87,7 +86,7 @@ def _table(lines: list[dict[str, Any]]) -> None:
         numbers = ("perplexity", "paper_perplexity", "bleu", "paper_bleu")
         table.add_row(
             tier,
-            TITLES[line["model"]],
+            LABELS[line["model"]],
             str(line["restarts"]),
             "" if line["parameters"] is None else f"{line['parameters']:,}",
             *("" if line[name] is None else f"{line[name]:.2f}" for name in numbers),

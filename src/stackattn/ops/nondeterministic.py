@@ -8,6 +8,7 @@ from torch import Tensor
 from . import chart, checks, native, reference, torch_backend
 from .backends import choose
 from .registration import SECOND_DERIVATIVES, Operator
+from .steps import neutral
 
 
 def nondeterministic_weights(
@@ -60,9 +61,8 @@ def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: 
     _check_numbers(log_push.detach(), log_replace.detach(), log_pop.detach(), lengths)
     if lengths is None:
         return reference.nondeterministic_weights(log_push, log_replace, log_pop)
-    inside = chart.inside(lengths, log_push.shape[1])
-    inputs = (x.where(inside[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in (log_push, log_replace, log_pop))
-    return reference.nondeterministic_weights(*inputs).where(inside[..., None, None, None], 0.0)
+    weights = reference.nondeterministic_weights(*neutral(log_push, log_replace, log_pop, lengths))
+    return weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
 
 
 # The second result is the memory of the charts, which the `torch` backend keeps for its backward pass, or nothing.

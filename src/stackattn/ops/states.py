@@ -23,7 +23,7 @@ from .chart import Steps, inside
 from .columns import Layout
 from .nondeterministic import nondeterministic_weights
 from .rows import History, pack, unpack
-from .steps import action_steps, log_gradients, scaled_steps
+from .steps import action_gradients, action_steps, log_gradients, scaled_steps
 
 
 class _Buffer:
@@ -132,10 +132,7 @@ def _still_where_ended(call: _Call, rows: Tensor) -> Tensor:
 
 
 def _row_gradients(call: _Call, steps: Steps, found: Steps) -> Tensor:
-    if call.superposition:
-        grad = torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)
-    else:
-        grad = pack(*log_gradients(steps, found, call.layout.Q))
+    grad = action_gradients(found) if call.superposition else pack(*log_gradients(steps, found, call.layout.Q))
     if call.lengths is not None:
         counts = inside(call.lengths, steps.push.shape[0])
         grad = grad.where(counts[(...,) + (None,) * (grad.dim() - 2)], 0.0)

@@ -41,3 +41,8 @@ def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
     if lengths is not None:
         actions = actions.where(inside(lengths, actions.shape[1])[..., None], 0.0)
     return Steps(*(x[..., None] for x in actions.double().transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each
+
+
+def action_gradients(gradients: Steps) -> Tensor:
+    """(B, T, 3), as the actions were."""
+    return torch.cat([x.reshape(*x.shape[:2], 1) for x in gradients], dim=-1).transpose(0, 1)

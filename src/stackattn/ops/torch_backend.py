@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .chart import Chart, Number, Steps, fill, inside, walk_back
 from .extended import Extended
-from .steps import action_steps, log_gradients, neutral, scaled_steps
+from .steps import action_gradients, action_steps, log_gradients, neutral, scaled_steps
 
 # A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step). While
 # no mass is below e^-600, nothing that was lost can matter.
@@ -104,5 +104,4 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
         grad = grad.where(inside(lengths, actions.shape[1])[..., None], 0.0)
     dF = torch.zeros_like(chart.F)
     dF[1:, 0, 0, :, 2:] = grad.transpose(0, 1)
-    found = walk_back(steps, chart, dF, superposition=True)
-    return torch.cat([x.reshape(*x.shape[:2], 1) for x in found], dim=-1).transpose(0, 1)  # (B, T, 3)
+    return action_gradients(walk_back(steps, chart, dF, superposition=True))

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_json, write_text
+from ..files import whole_folder, write_json, write_text
 from .vocabulary import Vocabulary
 
 SPLITS = ("train", "valid", "test")
@@ -27,34 +25,19 @@ def write_corpus(
     folder: Path, splits: Mapping[str, Sentences], vocabulary: Vocabulary, report: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write the folder, which appears whole or not at all. Returns the report with counts of what was written."""
-    check_new(folder)
     checksum = hashlib.sha256(json.dumps([vocabulary.types, vocabulary.unknown]).encode())
     checksum.update(vocabulary.pieces or b"")
     counts: dict[str, dict[str, int]] = {}
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
+    with whole_folder(folder) as partial:
         vocabulary.save(partial)
         for split in SPLITS:
             text, counts[split] = _replace_unknown(splits[split], vocabulary, split)
             checksum.update(text.encode())
             write_text(partial / f"{split}.txt", text)
-        found = {
-            **report,
-            "types": len(vocabulary.types),
-            "written": counts,
-            "checksum": checksum.hexdigest()[:16],
-        }
+        types, digest = len(vocabulary.types), checksum.hexdigest()[:16]
+        found = {**report, "types": types, "written": counts, "checksum": digest}
         write_json(partial / REPORT, found)
-        os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return found
-
-
-def check_new(folder: Path) -> None:
-    """Before anything slow is done: whether the folder can be made."""
-    if folder.exists():
-        raise FileExistsError(f"{folder}: is there already; choose another folder, or remove it")
 
 
 def _replace_unknown(sentences: Sentences, vocabulary: Vocabulary, split: str) -> tuple[str, dict[str, int]]:

@@ -5,18 +5,17 @@ Nothing is ever held in memory but what is asked for: a corpus may be as large a
 
 from __future__ import annotations
 
-import gzip
 import html
 import random
 import re
 import unicodedata
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, cast
+
+from .lines import read_lines
 
 Pair = tuple[str, str]
 """A source sentence and its translation."""
@@ -78,32 +77,13 @@ def read_sentences(path: str | Path) -> Iterator[str]:
     path = Path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind.lower() not in (".sgm", ".sgml"):
-        yield from _lines(path)
+        yield from read_lines(path)
         return
-    segments = SEGMENT.findall("\n".join(_lines(path)))
+    segments = SEGMENT.findall("\n".join(read_lines(path)))
     if not segments:
         raise ValueError(f"{path}: expected sentences in <seg>...</seg>, found none")
     for segment in segments:
         yield html.unescape(" ".join(segment.split()))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with cast("IO[bytes]", gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
-        yield from decode_lines(file, str(path))
-
-
-def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Only a newline ends a line: Unicode has other separators, which may stand inside a sentence."""
-    number = 0
-    try:
-        for number, line in enumerate(file, 1):
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            yield text.removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        what = f"byte {error.object[error.start]:#04x} at column {error.start + 1}"
-        raise ValueError(f"{name}, line {number}: not UTF-8: {what}") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{name}, after line {number}: not a gzip file, or a damaged one: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write_json, write_text
+from ..files import whole_folder, write_json, write_text
 from .parallel import Filters, Pair, select
 from .pieces import PieceTokenizer, learn_pieces
 
@@ -60,17 +58,8 @@ def prepare(
     """
     settings, folder = settings or Preparation(), Path(folder)
     filters = Filters(settings.max_characters, settings.max_ratio)
-    if folder.exists():
-        raise ValueError(f"{folder}: already there; choose another folder")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a preparation that was killed
-    partial.mkdir(parents=True)
-    try:
-        report = _prepare(files, partial, settings, filters, watch, say)
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return report
+    with whole_folder(folder) as partial:
+        return _prepare(files, partial, settings, filters, watch, say)
 
 
 def _prepare(

@@ -12,7 +12,6 @@ Token numbers, with the pieces in order of their code points:
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write_atomically, write_json
+from ..files import write_bytes, write_json
+from .byte_pairs import load_model, sentencepiece, train_model
 
 MODEL, VOCABULARY = "pieces.model", "pieces.json"
-INSTALL = "needs SentencePiece and sacreBLEU: pip install 'stackattn[text]'"
 
 
 class PieceTokenizer:
@@ -75,11 +74,7 @@ class PieceTokenizer:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-
-        def write(partial: Path) -> None:
-            partial.write_bytes(self.model)
-
-        write_atomically(folder / MODEL, write)
+        write_bytes(folder / MODEL, self.model)
         write_json(folder / VOCABULARY, {"source": self.source, "target": self.target})
 
     @classmethod
@@ -95,9 +90,9 @@ class PieceTokenizer:
             raise ValueError(f"{vocabulary}: expected pieces of source and target: {error!r}") from None
         data = model.read_bytes()
         try:
-            _processor(data)
-        except RuntimeError as error:
-            raise ValueError(f"{model}: not a SentencePiece model: {error}") from None
+            load_model(data)
+        except ValueError as error:
+            raise ValueError(f"{model}: {error}") from None
         return cls(data, source, target)
 
 
@@ -113,26 +108,7 @@ def learn_pieces(
     """
     if size < 1 or threshold < 0:
         raise ValueError(f"size and threshold: expected a positive and a whole number, got {size} and {threshold}")
-    spm = _sentencepiece()
-    written = io.BytesIO()
-    try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=chain(source, target),
-            model_writer=written,
-            model_type="bpe",
-            vocab_size=size,
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            unk_id=0,
-            bos_id=-1,
-            eos_id=-1,
-            pad_id=-1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise ValueError(f"SentencePiece could not learn {size} pieces: {error}") from None
-    model = written.getvalue()
+    model = train_model(chain(source, target), size)
     every = _processor(model)
     used = []
     for sentences in (source, target):
@@ -154,6 +130,7 @@ def _processor(model: bytes, pieces: Sequence[str] | None = None) -> Any:
     them is divided again.
     """
     if pieces is not None:
+        sentencepiece()  # says what to install if it is not there
         from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore
 
         allowed, proto = set(pieces), ModelProto.FromString(model)
@@ -161,15 +138,4 @@ def _processor(model: bytes, pieces: Sequence[str] | None = None) -> Any:
             if piece.type == piece.NORMAL and len(piece.piece) > 1 and piece.piece not in allowed:
                 piece.type = piece.UNUSED
         model = proto.SerializeToString()
-    processor = _sentencepiece().SentencePieceProcessor()
-    processor.load_from_serialized_proto(model)
-    return processor
-
-
-def _sentencepiece() -> Any:
-    try:
-        import google.protobuf  # noqa: F401
-        import sentencepiece
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"translation {INSTALL}", name=error.name) from None
-    return sentencepiece
+    return load_model(model)

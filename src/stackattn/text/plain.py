@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from .byte_pairs import load_model
 from .corpus import Sentences
-from .vocabulary import piece_processor, split_pieces
+from .vocabulary import split_pieces
 
 ENDS = (".", "!", "?")
 CLOSING = ("''", ")", "]")
@@ -29,19 +26,6 @@ class Counts:
     too_long: int = 0
     tokens_too_long: int = 0
     """Tokens of the sentences that were too long."""
-
-
-def read_lines(path: Path) -> list[str]:
-    """Of a text file, or of one that gzip made smaller."""
-    content = path.read_bytes()
-    try:
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{path}: not a gzip file, or a damaged one: {error}") from None
-    lines = text.replace("\r\n", "\n").split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
 
 
 def to_sentences(lines: Iterable[str], *, drop_headings: bool, split: bool, counts: Counts) -> Sentences:
@@ -88,30 +72,6 @@ def drop_long(sentences: Sentences, max_length: int | None, counts: Counts) -> S
     return [sentence for sentence in sentences if len(sentence) <= max_length]
 
 
-def train_pieces(sentences: Sentences, size: int) -> bytes:
-    """A SentencePiece model (BPE) of about so many pieces; it takes the text as it is, with every character."""
-    try:
-        from sentencepiece import SentencePieceTrainer
-    except ImportError:
-        raise ValueError("pieces need SentencePiece: pip install 'stackattn[text]'") from None
-    model = io.BytesIO()
-    options: dict[str, Any] = {"model_type": "bpe", "character_coverage": 1.0, "normalization_rule_name": "identity"}
-    try:
-        SentencePieceTrainer.train(
-            sentence_iterator=iter(" ".join(sentence) for sentence in sentences),
-            model_writer=model,
-            vocab_size=size,
-            hard_vocab_limit=False,
-            bos_id=-1,
-            eos_id=-1,
-            minloglevel=2,
-            **options,
-        )
-    except RuntimeError as error:
-        raise ValueError(f"pieces: SentencePiece cannot make {size} pieces: {error}") from None
-    return model.getvalue()
-
-
 def to_pieces(sentences: Sentences, model: bytes) -> Sentences:
-    processor = piece_processor(model)
+    processor = load_model(model)
     return [split_pieces(processor, " ".join(sentence)) for sentence in sentences]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_bytes, write_json
+from .byte_pairs import load_model
 from .unknown import PLAIN, unknown_class
 
 FILE, PIECES = "vocabulary.json", "pieces.model"
@@ -106,7 +107,7 @@ class Vocabulary:
     @cached_property
     def _processor(self) -> Any:
         assert self.pieces is not None
-        return piece_processor(self.pieces)
+        return load_model(self.pieces)
 
 
 def count_vocabulary(
@@ -122,18 +123,6 @@ def count_vocabulary(
     known = {token for token, count in counts.items() if count >= min_count}
     others = {unknown_class(x, known) for x in counts if x not in known} if unknown == CLASSES else {unknown}
     return Vocabulary(tuple(sorted(known | others | set(extra))), unknown, pieces)
-
-
-def piece_processor(model: bytes) -> Any:
-    """SentencePiece with this model."""
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise ValueError("pieces need SentencePiece: pip install 'stackattn[text]'") from None
-    try:
-        return SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
-        raise ValueError(f"not a SentencePiece model: {error}") from None
 
 
 def split_pieces(processor: Any, line: str) -> list[str]:

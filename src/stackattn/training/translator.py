@@ -16,8 +16,9 @@ from ..models import Seq2SeqTransformer
 from ..models.generation import beam_search
 from ..models.saving import load
 from ..text.batching import pad, token_batches
+from ..text.byte_pairs import INSTALL
 from ..text.parallel import normalise
-from ..text.pieces import INSTALL, PieceTokenizer
+from ..text.pieces import PieceTokenizer
 from .experiment import perplexity
 from .mt import Pairs
 
@@ -117,5 +118,5 @@ def _metrics() -> dict[str, Any]:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"scoring translations {INSTALL}", name=error.name) from None
+        raise ModuleNotFoundError(f"scoring translations needs sacreBLEU: {INSTALL}", name=error.name) from None
     return {"bleu": BLEU(), "chrf": CHRF()}
