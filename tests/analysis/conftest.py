@@ -10,6 +10,7 @@ from stackattn.training.config import from_values, to_values
 
 MODELS = {
     "tf-nd": {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2},
+    "tf-nd-2": {"layers": "2.nondeterministic-2-2-3", "d_model": 8, "heads": 2},
     "tf-sup": {"layers": "superposition-4", "d_model": 8, "heads": 2},
     "tf-both": {"layers": "superposition-4x2.nondeterministic-2-2-3", "d_model": 8, "heads": 2},
     "tf": {"layers": "1", "d_model": 8, "heads": 2},

@@ -78,12 +78,23 @@ def test_the_real_automaton_agrees_everywhere():
         hard(right, 1),
     ):  # BOS pushed or not, or unread
         found = agreement([[trace]], tops)["stack"]
-        assert (found.right, found.steps, found.only_pushes) == (5, 5, 2)
+        assert (found.right, found.steps, found.only_pushes, found.never_pushes) == (5, 5, 2, 1)
     late = hard(["no-op", "push", "push", "push", "pop", "pop"], 0)  # pushes the mark: from there on one too high
     assert agreement([[late]], tops)["stack"].right == 2
     both = agreement([[late], [hard(["no-op", *right], 0)]], tops * 2)["stack"]
     assert (both.right, both.steps) == (7, 10)
-    assert str(both) == "70.0% of 10 steps (a stack that only pushes: 40.0%)"
+    assert str(both) == "70.0% of 10 steps (a stack that only pushes: 40.0%, a stack that never pushes: 20.0%)"
+
+
+def test_baselines_are_what_such_stacks_score():
+    made = dyck()
+    tops = [[real_tops(made, made.encode(text))] for text in ("[()][]", "()[]", "((([])))")]
+    for name, kind in (("only pushes", "push"), ("never pushes", "no-op")):
+        traces = [[hard([kind] * (len(batch[0]) + 1), 0)] for batch in tops]
+        for best_run in (False, True):
+            found = agreement(traces, tops, best_run=best_run)["stack"]
+            assert found.share == found.baselines[name]
+    assert 0 < found.baselines["never pushes"] < found.baselines["only pushes"] == 0.5
 
 
 def test_the_nondeterministic_bottom_counts_as_empty():

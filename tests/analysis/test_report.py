@@ -13,6 +13,7 @@ from stackattn.analysis.study import study
 from stackattn.cli import main
 from stackattn.languages import dyck, language, marked_reversal
 from stackattn.models import load
+from stackattn.training import RunError
 
 
 def data_of(page):
@@ -97,8 +98,12 @@ def test_stacks_have_names_and_can_be_chosen(make_run):
     assert list(studied.agreement) == names
     (studied,) = study(folder, samples=1, stack=3).runs
     assert [stack["name"] for stack in studied.strings[0]["stacks"]] == ["layer 2"]
-    with pytest.raises(ValueError, match="stack: expected a number from 1 to 3"):
+    assert list(studied.agreement) == ["layer 2"]
+    expected = r"stack: expected a number from 1 to 3 \(layer 1, head 1; layer 1, head 2; layer 2\), got 4"
+    with pytest.raises(ValueError, match=expected):
         study(folder, samples=1, stack=4)
+    with pytest.raises(ValueError, match="stack: expected none, as no model here has a stack, got 1"):
+        study(make_run("tf", folder="plain"), stack=1)
 
 
 def test_the_page_is_whole_and_repeatable(make_run, tmp_path):
@@ -141,8 +146,87 @@ def test_a_folder_of_runs(make_run, tmp_path):
     data = page_data(found)
     assert data["title"] == "5 runs in sweep"
     assert [bool(run["strings"]) for run in data["runs"]] == [True, False, False, True, True]
-    assert [run["row"][8] for run in data["runs"]][3] == f"{found.runs[3].agreement['layer 2'].share:.1%}"
-    assert found.runs[4].agreement == {}  # no deterministic automaton
+    assert [run["best"] for run in data["runs"]] == [True, False, False, False, True]  # the first of equals
+    assert column(data, "state")[1] == "not finished, no evaluation yet"
+
+
+def column(data, name):
+    place = [column for column, _ in data["columns"]].index(name)
+    return [run["row"][place] for run in data["runs"]] + [row[place] for row in data["baselines"]]
+
+
+def test_all_runs_are_judged_by_the_same_strings(make_run, tmp_path, capsys):
+    make_run("tf-nd", folder="sweep/a", seed=1)
+    make_run("tf-nd", folder="sweep/b")  # better, so it alone can be stepped through
+    make_run("tf-both", folder="sweep/c")
+    make_run("tf", folder="sweep/d")
+    make_run("tf-nd", "unmarked-reversal", folder="sweep/e")
+    found = study(tmp_path / "sweep", samples=1)
+    data = page_data(found)
+    a, b, c, d, e = found.runs
+    for studied in (a, b):
+        alone = study(studied.run.folder, samples=1).runs[0]
+        assert studied.agreement == alone.agreement
+        assert studied.derivation == alone.derivation
+        assert list(studied.agreement) == list(studied.derivation) == ["layer 2"]
+    assert a.agreement != b.agreement
+    assert len(c.agreement) == 3
+    assert d.agreement == d.derivation == e.agreement == {}  # no stack; no deterministic automaton
+    steps = {studied.agreement["layer 2"].steps for studied in (a, b, c)}
+    assert len(steps) == 1
+    shares = [[f"{x.share:.1%}" for x in studied.agreement.values()] for studied in found.runs]
+    baselines = b.agreement["layer 2"].baselines
+    assert column(data, "real top") == [
+        *map(", ".join, shares), *(f"{baselines[name]:.1%}" for name in ("only pushes", "never pushes")), "", ""
+    ]  # fmt: skip
+    assert column(data, "language")[5:] == ["dyck", "dyck", "unmarked-reversal", "unmarked-reversal"]
+    assert all(column(data, "best run")[5:])
+    assert main(["analyse", str(tmp_path / "sweep"), "--samples", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert all(share in printed for row in shares for share in row)
+    assert "(only pushes)" in printed
+    assert "over 100 strings" in printed
+
+
+def test_runs_without_their_best_model_are_in_the_table(make_run, tmp_path, capsys):
+    import shutil
+
+    kept = {"lengths": [{"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0, "difference_from_floor": None}]}
+    for name in ("a", "b", "c"):
+        folder = make_run(folder=f"sweep/{name}")
+        (folder / "test.json").write_text(json.dumps({"per_length": 5, **kept}))
+        if name != "a":
+            shutil.rmtree(folder / "best")
+    (tmp_path / "sweep/c/metrics.jsonl").unlink()
+    make_run(folder="sweep/d", best=False)
+    found = study(tmp_path / "sweep", samples=1)
+    data = page_data(found)
+    assert [studied.run.name for studied in found.best] == ["a"]
+    assert column(data, "difference")[:4] == ["0.4000", "0.4000", "", ""]
+    assert [text.partition(", ")[2] for text in column(data, "state")[:4]] == [
+        "", "model not kept", "no evaluation yet", "no evaluation yet"
+    ]  # fmt: skip
+    assert [run["test"] is None for run in data["runs"]] == [False, False, False, True]
+    for name, message in (("b", "model not kept"), ("d", "no evaluation yet")):
+        assert main(["analyse", str(tmp_path / "sweep" / name)]) == 0
+        assert message in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"there is no best model \(model not kept\)"):
+        _ = found.runs[1].run.model
+
+
+def test_the_best_of_each_model_and_task(make_run, tmp_path):
+    make_run("tf-nd", folder="sweep/a")
+    make_run("tf-nd", folder="sweep/b", seed=1)  # worse than a
+    make_run("tf-nd", folder="sweep/c", seed=2, lengths=(6, 20))
+    make_run("tf-nd-2", folder="sweep/d", seed=3)
+    found = study(tmp_path / "sweep", samples=1)
+    assert [studied.run.name for studied in found.best] == ["a", "c", "d"]
+    data = page_data(found)
+    assert [run["language"] for run in data["runs"]] == [
+        f"dyck, 6 to {longest} symbols" for longest in (12, 12, 20, 12)
+    ]
+    assert [run["best"] for run in data["runs"]] == [True, False, True, False]
+    assert [tile[0] for tile in data["tiles"][1:]] == ["Best on dyck, 6 to 12 symbols", "Best on dyck, 6 to 20 symbols"]
 
 
 def test_saved_results_by_length_are_used_unless_the_model_is_newer(make_run):
@@ -153,7 +237,7 @@ def test_saved_results_by_length_are_used_unless_the_model_is_newer(make_run):
     (folder / "test.json").write_text(json.dumps({"seed": 0, "per_length": 5, "lengths": [row]}))
     data = page_data(study(folder, samples=1))
     assert data["runs"][0]["test"] == {
-        "model": [[6, 1.5]], "entropy": [[6, 1.0]], "perfect": [[6, 1.25]], "longest": 12
+        "model": [[6, 1.5]], "entropy": [[6, 1.0]], "perfect": [[6, 1.25]], "longest": 12, "strings": 5
     }  # fmt: skip
     os.utime(folder / "test.json", (0, 0))
     assert len(page_data(study(folder, samples=1))["runs"][0]["test"]["model"]) == 5
@@ -189,12 +273,41 @@ def test_command(make_run, tmp_path, capsys):
     assert runs.count("sampled run") == 3
 
 
+def test_older_drawings_are_removed_and_nothing_else(make_run, tmp_path):
+    folder, out = make_run("tf-sup"), tmp_path / "out"
+    out.mkdir()
+    ours = ["string-7-layer-1-actions.svg", "string-2-layer-3-head-1-split.png", "string-2-the-LSTMs-stack-runs.txt"]
+    others = ["string-1-notes.txt", "string-1-layer-1-actions.pdf", "my-string-1-layer-1-height.svg"]
+    for name in ours + others:
+        (out / name).touch()
+    assert main(["analyse", str(folder), "--string", "(x)", "--out", str(out)]) == 2
+    assert len(list(out.iterdir())) == 6  # a mistake takes nothing away
+    assert main(["analyse", str(folder), "--string", "()", "--no-figures", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == sorted(["report.html", *others])
+
+
+def test_the_report_tells_the_command_that_made_it(make_run, tmp_path, monkeypatch):
+    import shlex
+
+    make_run("tf-both")
+    monkeypatch.chdir(tmp_path)
+    given = ["analyse", "run", "--string", "[()]", "--string", "()", "--stack", "2", "--out", "o u", "--seed", "7"]
+    assert main([*given, "--no-figures"]) == 0
+    page = (tmp_path / "o u/report.html").read_text()
+    program, *again = shlex.split(data_of(page)["made"].split(": ", 1)[1])
+    assert program == "stackattn"
+    assert {"--string=[()]", "--string=()", "--stack", "2", "o u", "7", "--no-figures"} < set(again)
+    assert main(again) == 0
+    assert (tmp_path / "o u/report.html").read_text() == page
+    assert data_of(render(page_data(study("run", seed=7))))["made"].endswith("seed 7, from run")
+
+
 def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys, monkeypatch):
     assert main(["analyse", str(make_run("tf", folder="plain"))]) == 0
     assert "none" in capsys.readouterr().out
     assert (tmp_path / "plain/analysis/report.html").exists()
     assert main(["analyse", str(make_run(folder="new", best=False))]) == 0
-    assert "without a best model yet, so only in the report's table of runs: new" in capsys.readouterr().out
+    assert "no evaluation yet" in capsys.readouterr().out
     import sys
 
     for name in ("matplotlib", "matplotlib.figure"):
@@ -213,7 +326,9 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
         (["run/best"], "this is a saved model; analyse the folder of its run"),
         (["run", "--string", "(x)"], "'x' (symbol 2 of the string) is not one of the symbols ( ) [ ]"),
         (["run", "--samples", "0"], "--samples: expected at least 1, got 0"),
-        (["run", "--stack", "2"], "stack: expected a number from 1 to 1"),
+        (["run", "--stack", "2"], "stack: expected a number from 1 to 1 (layer 2), got 2"),
+        (["run", "--stack", "0"], "stack: expected a number from 1 to 1 (layer 2), got 0"),
+        (["run/config.json"], "run/config.json: expected the folder of a run, got a file; its folder is run"),
     ],
 )
 def test_command_says_what_is_wrong(make_run, tmp_path, capsys, monkeypatch, arguments, message):

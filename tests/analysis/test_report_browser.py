@@ -64,7 +64,9 @@ def test_everything_is_there(open_page, report):
     assert page.locator("#map svg rect").count() > 10
     assert page.locator("#curve-charts svg path").count() == 1
     assert page.locator("#length-charts svg path").count() == 3  # entropy, perfect, the model
-    assert page.locator("#runs tbody tr").count() == 1
+    assert page.locator("#runs tbody tr:not(.baseline)").count() == 1
+    assert page.locator("#runs .baseline").all_inner_texts()[0].startswith("a stack that only pushes")
+    assert "estimate on 20 strings of each length" in page.inner_text("#length-charts")
     assert page.locator("#choose-string option").count() == 2
     assert page.locator("#map-choice option").count() == 2 + 4
     assert "%" in page.inner_text("#tiles")
@@ -102,7 +104,7 @@ def test_the_stepper_moves(open_page, report):
     page.locator("#listing li").nth(2).click()
     assert step(page) == 2
     for figure in ("#map", "#timeline"):  # the very corner of a figure is its last step, or its first row
-        box = page.locator(f"{figure} svg").bounding_box()
+        box = page.locator(f"{figure} svg.plot").bounding_box()
         page.mouse.click(box["x"] + box["width"] - 15, box["y"] + box["height"] - 10)
         assert step(page) == 6
         page.keyboard.press("ArrowLeft")
@@ -167,13 +169,24 @@ def test_runs_are_replayed(open_page, report, tmp_path):
     assert [" ".join(move[1:]) for move in moves] == [str(x).replace("->", "→") for x in run.operations]
 
 
+def test_a_pop_of_nothing_is_listed_at_the_bottom(open_page, make_run, tmp_path):
+    data = page_data(study(make_run("tf-sup"), texts=["[()][]"]))
+    run = data["runs"][0]["strings"][0]["stacks"][0]["runs"][0]
+    run["steps"] = [[kind, 0, -1 if kind == 2 else 0] for kind in (2, 0, 0, 1, 2, 2, 2)]
+    path = tmp_path / "report.html"
+    path.write_text(render(data), encoding="utf-8")
+    lines = open_page(path).locator("#listing li").all_text_contents()
+    moves = ["pop", "· push", "· · push", "· · no-op", "· · pop", "· pop", "pop"]
+    assert [line[5:] for line in lines] == moves
+
+
 def test_choices(open_page, make_run, tmp_path):
     make_run("tf-both", folder="sweep/a")
     make_run("lstm-sup", "marked-reversal", folder="sweep/b", lengths=(5, 9))
     make_run("tf", folder="sweep/c")
     page = open_page(write_report(study(tmp_path / "sweep"), tmp_path / "report.html"))
     assert page.locator("#choose-run option").count() == 2  # the one without a stack cannot be stepped through
-    assert page.locator("#runs tbody tr").count() == 3
+    assert page.locator("#runs tbody tr:not(.baseline)").count() == 3
     assert page.locator("#choose-stack option").count() == 3
     page.select_option("#choose-stack", "2")
     assert "⊥" in page.inner_text("#soft")
@@ -263,3 +276,33 @@ def test_on_a_phone(open_page, report):
         "all => all.filter(b => b.offsetWidth < 40 || b.offsetHeight < 40).length"
     )
     assert small == 0
+
+
+def test_wide_figures_scroll_in_their_boxes_under_labels_that_stay(open_page, report):
+    string = "(" * 30 + ")" * 30
+    page = open_page(report(texts=[string]), viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    sizes = "all => all.map(text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)"
+    for figure in ("#map", "#timeline"):
+        upright = page.locator(f"{figure} text.symbol:not([transform])")
+        assert upright.count() >= len(string)
+        assert min(upright.evaluate_all(sizes)) > 11.9
+        box = page.locator(figure)
+        assert box.evaluate("box => box.scrollWidth > 2 * box.clientWidth && box.clientHeight < innerHeight")
+        places = "box => [...box.querySelectorAll('.stays-left')].map(x => x.getBoundingClientRect().left)"
+        for left in (0, 200, 10_000):
+            box.evaluate("(box, left) => { box.scrollLeft = left; }", left)
+            edge = box.evaluate("box => box.getBoundingClientRect().left")
+            assert box.evaluate(places) == pytest.approx([edge] * (2 if figure == "#map" else 1), abs=1)
+    page.locator("#map").evaluate("box => { box.scrollTop = 300; }")
+    tops = "box => [box, ...box.querySelectorAll('.stays-top')].map(x => x.getBoundingClientRect().top)"
+    box, corner, header = page.locator("#map").evaluate(tops)
+    assert corner == header == pytest.approx(box, abs=1)
+    for button in ("#go-last", "#go-first"):  # the row of the step comes into view, below the header
+        page.tap(button)
+        visible = """box => {
+            const mark = box.querySelector('.plot > rect:last-child').getBoundingClientRect();
+            const header = box.querySelector('.stays-top').getBoundingClientRect();
+            return mark.top >= header.bottom - 1 && mark.bottom <= box.getBoundingClientRect().bottom + 1;
+        }"""
+        assert page.locator("#map").evaluate(visible)

@@ -115,6 +115,16 @@ def test_superposition_runs():
     assert sample == best
     assert best.log_weight == 0
     assert trace.heights()[0].tolist() == [len(stack) for stack in stacks]
+    assert best.listing("abcdefgh").split("\n") == [
+        "a  pop",  # of nothing: at the bottom, as a no-op there would be
+        "b    push",
+        "c      push",
+        "d      no-op",
+        "e      pop",
+        "f    pop",
+        "g  pop",
+        "h    push",
+    ]
 
 
 def transformer(layers):

@@ -1,9 +1,10 @@
 """Looking at what a stack did.
 
 Who lives here: `traces` watches the stacks of a model at work, `contents` computes what lies on them, `real_stack`
-compares them with the stack that a person would program; `attention_map`, `figures`, `curves` and `demo` draw for print
-(they need the extra `plot`, imported when drawing), `drawings` all of a run; `folders` reads run folders, `study` looks
-at their models and `strings` at single strings, and `report` makes the HTML page of `page/`.
+compares them with the stack that a person would program, and `quality` does so for runs; `attention_map`, `figures`,
+`curves` and `demo` draw for print (they need the extra `plot`, imported when drawing), `drawings` all of a run;
+`folders` reads run folders, `study` looks at their models and `strings` at single strings, and `report` makes the HTML
+page of `page/`.
 """
 
 from .attention_map import attention_map

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -14,15 +15,24 @@ from .strings import some_runs, with_bos
 from .study import StudiedRun
 from .traces import NondeterministicTrace, StackTrace, watch_stacks
 
+OURS = re.compile(r"string-\d+-.+-((actions|attention|height|split)\.(svg|png)|runs\.txt)")
 
-def draw_strings(studied: StudiedRun, out: Path, *, stack: int | None = None, seed: int = 0) -> list[Path]:
-    """Draw every chosen string, for every stack of the model or only for the one of this number, from 1."""
+
+def remove_drawings(out: Path) -> None:
+    """Take away what was drawn here before: it may be of other strings. Files of other names stay."""
+    for path in out.glob("string-*"):
+        if OURS.fullmatch(path.name) and path.is_file():
+            path.unlink()
+
+
+def draw_strings(studied: StudiedRun, out: Path, *, seed: int = 0) -> list[Path]:
+    """Draw every chosen string, for every stack that was studied."""
     run, made = studied.run, []
     for number, string in enumerate(studied.chosen, 1):
         tokens = ["BOS", *(run.language.symbols[i] for i in string.ids)]
         tops = real_tops(run.language, string.ids.tolist())
         traces = watch_stacks(run.model, with_bos(run.language, torch.from_numpy(string.ids)[None]))
-        for trace in traces if stack is None else traces[stack - 1 : stack]:
+        for trace in (trace for trace in traces if trace.name in studied.stacks):
             name = trace.name.replace(", ", "-").replace(" ", "-").replace("'", "")
             truth = None if tops is None else real_columns(trace, tops)
             made += _draw(trace, tokens[trace.first :], truth, f"{out}/string-{number}-{name}", seed)

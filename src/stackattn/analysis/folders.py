@@ -45,8 +45,8 @@ class RunFolder:
     @cached_property
     def model(self) -> nn.Module:
         """The best model so far."""
-        if not (self.folder / "best").exists():
-            raise RunError(f"{self.folder}: there is no best model yet; it comes with the first evaluation")
+        if self.without_model:
+            raise RunError(f"{self.folder}: there is no best model ({self.without_model})")
         return load(self.folder / "best")
 
     @property
@@ -54,15 +54,31 @@ class RunFolder:
         return (self.folder / "best/model.safetensors").exists()
 
     @property
+    def without_model(self) -> str:
+        """Why there is no best model; empty if there is one."""
+        if self.has_model:
+            return ""
+        if self.best is not None:
+            return "model not kept"
+        return "no finite score" if self.metrics else "no evaluation yet"
+
+    @property
+    def task(self) -> tuple[str, str, str | None, tuple[int, int]]:
+        """What makes runs comparable: the language, as it was made, and the training lengths."""
+        language = self.config.language
+        return language.name, json.dumps(language.parameters, sort_keys=True), language.grammar, language.lengths
+
+    @property
+    def layers(self) -> str:
+        options = self.config.model
+        return (options.stack or "") if isinstance(options, LSTMOptions) else options.layers
+
+    @property
     def label(self) -> str:
         """As the paper names its models: Tf, Tf+Sup, Tf+Nd, LSTM, ..."""
-        options = self.config.model
-        if isinstance(options, LSTMOptions):
-            base, layers = "LSTM", options.stack or ""
-        else:
-            base, layers = "Tf", options.layers
+        base = "LSTM" if isinstance(self.config.model, LSTMOptions) else "Tf"
         kinds = (("superposition", "+Sup"), ("nondeterministic", "+Nd"))
-        return base + "".join(short for kind, short in kinds if kind in layers)
+        return base + "".join(short for kind, short in kinds if kind in self.layers)
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -93,14 +109,18 @@ class RunFolder:
 def find_runs(folder: str | Path) -> list[RunFolder]:
     """The run in a folder, or all runs below it, by name. RunError if there are none."""
     folder = Path(folder)
+    if folder.is_file():
+        raise RunError(f"{folder}: expected the folder of a run, got a file; its folder is {folder.parent}")
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
     if (folder / "config.json").exists():
         return [RunFolder.read(folder, folder.resolve().name)]
-    found = sorted(path.parent for path in folder.rglob("metrics.jsonl") if _of_language(path.parent))
+    measured = {path.parent for name in ("metrics.jsonl", "test.json") for path in folder.rglob(name)}
+    found = sorted(path for path in measured if (path / "config.json").exists() and _of_language(path))
     if not found:
         raise RunError(
-            f"{folder}: neither a run of `stackattn cfl` (with config.json and metrics.jsonl) nor are there any below"
+            f"{folder}: neither a run of `stackattn cfl` (with config.json and metrics.jsonl or test.json) nor are "
+            "there any below"
         )
     return [RunFolder.read(path, path.relative_to(folder).as_posix()) for path in found]
 
@@ -111,12 +131,12 @@ def _of_language(folder: Path) -> bool:
 
 
 def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
-    """Of the runs of one model on one language, the one with the lowest cross-entropy difference."""
-    best: dict[tuple[str, str], RunFolder] = {}
+    """Of the runs of one model on one task that have their best model, the one with the lowest difference."""
+    best: dict[Any, RunFolder] = {}
     for run in runs:
         if run.best is None or not run.has_model:
             continue
-        cell = run.config.language.name, run.label
+        cell = run.task, run.label, run.layers
         known = best.get(cell)
         if known is None or run.best["cross_entropy_difference"] < known.best["cross_entropy_difference"]:  # pyright: ignore
             best[cell] = run

@@ -110,24 +110,34 @@ class Agreement:
     steps: int
     only_pushes: int
     """Steps that a stack would have right which pushes every symbol and never pops."""
+    never_pushes: int
+    """Steps that a stack would have right which stays empty."""
 
     @property
     def share(self) -> float:
         return self.right / self.steps
 
+    @property
+    def baselines(self) -> dict[str, float]:
+        """The shares of stacks that know nothing of the language."""
+        return {"only pushes": self.only_pushes / self.steps, "never pushes": self.never_pushes / self.steps}
+
     def __str__(self) -> str:
-        return f"{self.share:.1%} of {self.steps} steps (a stack that only pushes: {self.only_pushes / self.steps:.1%})"
+        baselines = ", ".join(f"a stack that {name}: {share:.1%}" for name, share in self.baselines.items())
+        return f"{self.share:.1%} of {self.steps:,} steps ({baselines})"
 
 
 def agreement(
     traces: Sequence[Sequence[StackTrace]], tops: Sequence[Sequence[Sequence[int]]], *, best_run: bool = False
 ) -> dict[str, Agreement]:
     """The agreement of each stack, over batches: `traces[b]` are the stacks of batch b, `tops[b]` what is right."""
-    steps = sum(len(row) for batch in tops for row in batch)
-    pushes = sum(top == position for batch in tops for row in batch for position, top in enumerate(row))
+    rows = [row for batch in tops for row in batch]
+    steps = sum(map(len, rows))
+    pushed = sum(top == position for row in rows for position, top in enumerate(row))
+    empty = sum(top == -1 for row in rows for top in row)
     right: dict[str, int] = {}
     for batch, real in zip(traces, tops, strict=True):
         for trace in batch:
             hits = sum(sum(row) for row in agreements(trace, real, best_run=best_run))
             right[trace.name] = right.get(trace.name, 0) + hits
-    return {name: Agreement(hits, steps, pushes) for name, hits in right.items()}
+    return {name: Agreement(hits, steps, pushed, empty) for name, hits in right.items()}

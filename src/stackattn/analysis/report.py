@@ -5,35 +5,41 @@ from __future__ import annotations
 import html
 import json
 import math
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..files import write_text
-from .folders import RunFolder
-from .study import AGREEMENT_BATCHES, DERIVED_STRINGS, StudiedRun, Study
+from .quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+from .study import StudiedRun, Study
 
 LIMIT = 2_000_000  # bytes
 SCRIPTS = ("charts.js", "figures.js", "stepper.js", "page.js")
-COLUMNS = [
-    ["run", ""],
-    ["language", ""],
-    ["model", ""],
-    ["parameters", "number"],
-    ["learning rate", "number"],
-    ["difference", "number"],
-    ["epoch", "number"],
-    ["minutes", "number"],
-    ["real top", "number"],
-    ["best run", "number"],
-    ["", ""],
-]
+COLUMNS = {  # of the table of runs, with their kinds
+    "run": "",
+    "model": "",
+    "difference": "number",
+    "real top": "number",
+    "best run": "number",
+    "language": "",
+    "lengths": "number",
+    "layers": "",
+    "parameters": "number",
+    "learning rate": "number",
+    "epoch": "number",
+    "minutes": "number",
+    "state": "",
+}
 
 
-def write_report(study: Study, path: Path) -> Path:
-    """Write the page. A ValueError if it would be too large to be pleasant, which only very long strings make it."""
-    data = page_data(study)
+def write_report(study: Study, path: Path, command: str = "") -> Path:
+    """Write the page, which ends with the command that made it, if there was one.
+
+    A ValueError if it would be too large to be pleasant, which only very long strings make it.
+    """
+    data = page_data(study, command)
     page = render(data)
     if len(page.encode()) > LIMIT:  # keeping states and symbols apart takes most of the room
         for string in (string for run in data["runs"] for string in run["strings"]):
@@ -70,7 +76,7 @@ def _json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def page_data(study: Study) -> dict[str, Any]:
+def page_data(study: Study, command: str = "") -> dict[str, Any]:
     runs = [_run_data(studied, study) for studied in study.runs]
     first = study.runs[0]
     if study.single:
@@ -80,47 +86,64 @@ def page_data(study: Study) -> dict[str, Any]:
         tiles = _tiles(first)
     else:
         title = f"{len(runs)} runs in {study.folder.resolve().name}"
-        lede = "The best run of each model that has a stack can be stepped through."
+        lede = "Of each model that has a stack, the best run can be stepped through."
         tiles = _sweep_tiles(study)
-    strings = f"{10 * AGREEMENT_BATCHES} strings of training lengths"
     return {
         "title": title,
         "lede": lede,
         "tiles": tiles,
-        "columns": COLUMNS,
-        "tableNote": "Difference: nats per symbol above the language’s own entropy on validation strings, at the best "
-        f"epoch. Real top: share of steps of {strings} at which the most weighted token is the one that a real stack "
-        "would have on top, where the language has such a stack. Best run: share of steps of "
-        f"{DERIVED_STRINGS} strings at which the run of the largest weight has on top what the most probable "
-        "derivation says. Both only for the best of a model’s runs.",
-        "made": f"Made by stackattn {__version__}, seed {study.seed}: stackattn analyse {study.folder}",
+        "columns": list(COLUMNS.items()),
+        "baselines": [_baseline_row(task, name, shares) for task, name, *shares in study.baselines()],
+        "tableNote": "Difference: nats per symbol above what the language’s own distribution pays for the same "
+        "validation strings, at the best epoch. Real top: share of steps of "
+        f"{BATCHES * BATCH_SIZE} strings of training lengths at which the most weighted token is the one that a real "
+        f"stack would have on top, where the language has such a stack. Best run: share of steps of {DERIVED_STRINGS} "
+        "strings at which the run of the largest weight has on top what the most probable derivation says. A model "
+        "with several stacks has a share for each. All runs on a language are judged by the same strings, and so are "
+        "the two stacks at the end of the table, which know nothing: one pushes every symbol and never pops, the "
+        "other one stays empty.",
+        "made": f"Made by stackattn {__version__}"
+        + (f": {command}" if command else f", seed {study.seed}, from {study.folder}"),
         "runs": runs,
     }
+
+
+def _baseline_row(task: str, name: str, shares: Sequence[float | None]) -> list[str]:
+    real, derived = ("" if share is None else f"{share:.1%}" for share in shares)
+    return _row({"run": f"a stack that {name}", "language": task, "real top": real, "best run": derived})
+
+
+def _row(values: dict[str, str]) -> list[str]:
+    return [values.get(column, "") for column in COLUMNS]
 
 
 def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
     run, best = studied.run, studied.run.best
     finite = [row for row in run.metrics if math.isfinite(row["cross_entropy_difference"])]
-    row = [
-        run.name,
-        run.config.language.name,
-        run.label,
-        "" if studied.parameters is None else f"{studied.parameters:,}",
-        f"{run.config.training.learning_rate:.2g}",
-        "" if best is None else f"{best['cross_entropy_difference']:.4f}",
-        "" if best is None else str(best["epoch"]),
-        f"{run.metrics[-1]['seconds'] / 60:.1f}" if run.metrics else "",
-        ", ".join(f"{found.share:.1%}" for found in studied.agreement.values()),
-        ", ".join(f"{found.share:.1%}" for found in studied.derivation.values()),
-        run.state,
-    ]
+    language = run.config.language
+    values = {
+        "run": run.name,
+        "model": run.label,
+        "real top": ", ".join(f"{found.share:.1%}" for found in studied.agreement.values()),
+        "best run": ", ".join(f"{found.share:.1%}" for found in studied.derivation.values()),
+        "language": language.name,
+        "lengths": "–".join(map(str, language.lengths)),
+        "layers": run.layers,
+        "parameters": "" if studied.parameters is None else f"{studied.parameters:,}",
+        "learning rate": f"{run.config.training.learning_rate:.2g}",
+        "minutes": f"{run.metrics[-1]['seconds'] / 60:.1f}" if run.metrics else "",
+        "state": ", ".join(filter(None, [run.state, run.without_model])),
+    }
+    if best is not None:
+        values |= {"difference": f"{best['cross_entropy_difference']:.4f}", "epoch": str(best["epoch"])}
+    task = study.task_name(run)
     return {
         "name": run.name,
         "label": run.label,
-        "language": run.config.language.name,
+        "language": task,
         "symbols": [*run.language.symbols, "end"] if studied.strings else [],
-        "best": not study.single and run is best_on(study, run.config.language.name),
-        "row": row,
+        "best": not study.single and run is study.best_on(task),
+        "row": _row(values),
         "curve": [[row["epoch"], round(row["cross_entropy_difference"], 5)] for row in finite],
         "test": _test_data(studied),
         "strings": studied.strings,
@@ -137,6 +160,7 @@ def _test_data(studied: StudiedRun) -> dict[str, Any] | None:
         "entropy": [[row["length"], round(row["lower_bound"], 5)] for row in rows],
         "perfect": [[row["length"], round(row["cross_entropy"] - row["difference_from_floor"], 5)] for row in seen],
         "longest": studied.run.config.language.lengths[1],
+        "strings": studied.test["per_length"],
     }
 
 
@@ -146,40 +170,27 @@ def _tiles(studied: StudiedRun) -> list[list[str]]:
     if best := run.best:
         difference = f"{best['cross_entropy_difference']:.4f}"
         tiles.append(["Nats per symbol above the language", difference, f"validation, epoch {best['epoch']}"])
-    for name, found in studied.agreement.items():
-        note = f"of {found.steps:,} steps, {name}; a stack that only pushes: {found.only_pushes / found.steps:.1%}"
-        tiles.append(["A real stack’s top has most weight", f"{found.share:.1%}", note])
-    for name, found in studied.derivation.items():
-        note = f"of {found.steps:,} steps, {name}"
-        tiles.append(["The best run’s top is the derivation’s", f"{found.share:.1%}", note])
+    for title, agreements in (
+        ("A real stack’s top has most weight", studied.agreement),
+        ("The best run’s top is the derivation’s", studied.derivation),
+    ):
+        for name, found in agreements.items():
+            baselines = ", ".join(f"{what}: {share:.1%}" for what, share in found.baselines.items())
+            note = f"of {found.steps:,} steps, {name}; a stack that {baselines}"
+            tiles.append([title, f"{found.share:.1%}", note])
     if studied.parameters is not None:
-        tiles.append(["Parameters", f"{studied.parameters:,}", _layers(studied)])
+        tiles.append(["Parameters", f"{studied.parameters:,}", run.layers])
     if run.metrics:
         tiles.append(["Minutes of training", f"{run.metrics[-1]['seconds'] / 60:.1f}", run.state])
     return tiles
 
 
-def _layers(studied: StudiedRun) -> str:
-    options = studied.run.config.model
-    return getattr(options, "layers", None) or getattr(options, "stack", None) or ""
-
-
 def _sweep_tiles(study: Study) -> list[list[str]]:
     finished = sum(studied.run.state != "not finished" for studied in study.runs)
     tiles = [["Runs", str(len(study.runs)), f"{finished} finished"]]
-    for language in dict.fromkeys(studied.run.config.language.name for studied in study.best):
-        run = best_on(study, language)
+    for task in dict.fromkeys(study.task_name(studied.run) for studied in study.runs):
+        run = study.best_on(task)
         if run is not None and run.best is not None:
             difference = f"{run.best['cross_entropy_difference']:.4f}"
-            tiles.append([f"Best on {language.replace('-', ' ')}", difference, f"{run.label}, nats above the language"])
+            tiles.append([f"Best on {task.replace('-', ' ')}", difference, f"{run.label}, nats above the language"])
     return tiles
-
-
-def best_on(study: Study, language: str) -> RunFolder | None:
-    """The run with the lowest cross-entropy difference on a language."""
-    of = [
-        (s.run.best["cross_entropy_difference"], s.run)
-        for s in study.best
-        if s.run.best and s.run.config.language.name == language
-    ]
-    return min(of, key=lambda pair: pair[0])[1] if of else None

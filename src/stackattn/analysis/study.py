@@ -1,4 +1,4 @@
-"""A run under study: its best model on some strings, its agreement with a real stack, its results by length."""
+"""Runs under study: how well their stacks do, and of the best ones results by length and some strings in full."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..languages import sample_batches
 from .folders import RunFolder, best_of_each, find_runs
-from .real_stack import Agreement, agreement, derivation_tops, real_tops
-from .strings import ChosenString, choose_strings, describe_string, with_bos
+from .quality import Yardstick, make_yardstick
+from .real_stack import Agreement
+from .strings import ChosenString, choose_strings, describe_string
 from .traces import watch_stacks
 
-AGREEMENT_BATCHES = 10  # of ten strings of one length each
-DERIVED_STRINGS = 10  # whose best run is compared with their derivation, which is slower
 TEST_STRINGS = 20  # of each length, where a run has no test.json
 FEW = 4  # models that can be looked at in full; of more than that, only what is quick and small
 
@@ -26,6 +23,8 @@ FEW = 4  # models that can be looked at in full; of more than that, only what is
 class StudiedRun:
     run: RunFolder
     parameters: int | None = None
+    stacks: list[str] = field(default_factory=list)
+    """The names of the stacks that are looked at."""
     agreement: dict[str, Agreement] = field(default_factory=dict)
     """Of each stack, by name, with a real stack; empty where the language has no deterministic automaton."""
     derivation: dict[str, Agreement] = field(default_factory=dict)
@@ -42,11 +41,38 @@ class Study:
     seed: int
     runs: list[StudiedRun]
     best: list[StudiedRun]
-    """Those whose models were looked at: the best one of each model on each language."""
+    """Those that are shown in full: the best one of each model on each language and its lengths."""
 
     @property
     def single(self) -> bool:
         return len(self.runs) == 1
+
+    def task_name(self, run: RunFolder) -> str:
+        """The language, and more where runs on the same language differ by lengths or parameters."""
+        name, (shortest, longest) = run.config.language.name, run.config.language.lengths
+        if len({studied.run.task for studied in self.runs if studied.run.config.language.name == name}) == 1:
+            return name
+        parameters = (f"{key} {value}" for key, value in run.config.language.parameters.items())
+        return ", ".join([name, f"{shortest} to {longest} symbols", *parameters])
+
+    def best_on(self, task: str) -> RunFolder | None:
+        """The run with the lowest cross-entropy difference on a task, of this name."""
+        of = [
+            (studied.run.best["cross_entropy_difference"], number)
+            for number, studied in enumerate(self.runs)
+            if studied.run.best and self.task_name(studied.run) == task
+        ]
+        return self.runs[min(of)[1]].run if of else None
+
+    def baselines(self) -> list[tuple[str, str, float | None, float | None]]:
+        """For each task what stacks would score that know nothing: task, what they do, real top, best run."""
+        found: dict[tuple[str, str], list[float | None]] = {}
+        for studied in self.runs:
+            for place, agreements in enumerate((studied.agreement, studied.derivation)):
+                for agreement in agreements.values():
+                    for name, share in agreement.baselines.items():
+                        found.setdefault((self.task_name(studied.run), name), [None, None])[place] = share
+        return [(task, name, real, derived) for (task, name), (real, derived) in found.items()]
 
 
 def study(
@@ -72,58 +98,55 @@ def study(
     """
     folder = Path(folder)
     found = [StudiedRun(run) for run in find_runs(folder)]
-    runs = [studied.run for studied in found]
-    chosen = best_of_each(runs)
-    best = [studied for studied in found if studied.run in chosen]
-    few = len(best) <= FEW
+    chosen = {run.folder for run in best_of_each([studied.run for studied in found])}
+    best = [studied for studied in found if studied.run.folder in chosen]
+    _choose_stacks([studied for studied in found if studied.run.has_model], stack)
     for studied in best:
         run = studied.run
         report(f"{run.label} on {run.language.name}: {run.name}")
+        _look(studied, texts, samples, seed, few=len(best) <= FEW)
+    yardsticks: dict[Any, Yardstick] = {}
+    for number, studied in enumerate(found, 1):
+        run = studied.run
+        if not run.has_model:
+            studied.test = run.saved_test()
+            continue
+        report(f"stacks of run {number} of {len(found)}: {run.name}")
+        if studied.stacks and run.task not in yardsticks:
+            yardsticks[run.task] = make_yardstick(run.language, run.config.language.lengths, seed)
         studied.parameters = sum(x.numel() for x in run.model.parameters())
-        studied.test = run.test(TEST_STRINGS) if few else run.saved_test()
-        lengths = run.config.language.lengths
-        studied.chosen = choose_strings(run.language, lengths, texts, samples, seed)[: None if few else 1]
-        for string in studied.chosen:
-            one = describe_string(run.model, run.language, lengths, string, seed=seed, split=few)
-            one["stacks"] = one["stacks"] if stack is None else one["stacks"][_index(stack, len(one["stacks"]))]
-            studied.strings.append(one)
-        studied.agreement = measure_agreement(run, seed)
-        if few:
-            studied.derivation = measure_derivation(run, seed)
+        if studied.stacks:
+            yardstick = yardsticks[run.task]
+            studied.agreement = _only(studied.stacks, yardstick.agreement(run.model))
+            studied.derivation = _only(studied.stacks, yardstick.derivation(run.model))
     return Study(folder, seed, found, best)
 
 
-def _index(stack: int, count: int) -> slice:
-    if not 1 <= stack <= count:
-        raise ValueError(f"stack: expected a number from 1 to {count}, as this model has {count} stacks, got {stack}")
-    return slice(stack - 1, stack)
-
-
-def measure_agreement(run: RunFolder, seed: int = 0) -> dict[str, Agreement]:
-    """Of each stack's most weighted elements with a real stack, over strings of the training lengths."""
-    tops, traces = [], []
-    for batch in _strings(run, AGREEMENT_BATCHES, 10, seed):
-        real = [real_tops(run.language, string.tolist()) for string in batch]
-        if any(row is None for row in real):
-            return {}
-        tops.append(real)
-        traces.append(watch_stacks(run.model, with_bos(run.language, torch.from_numpy(batch))))
-    return agreement(traces, tops)
-
-
-def measure_derivation(run: RunFolder, seed: int = 0) -> dict[str, Agreement]:
-    """Of each stack's best runs with the most probable derivations, over strings of the training lengths."""
-    tops, traces = [], []
-    for batch in _strings(run, DERIVED_STRINGS, 1, seed):
-        found = watch_stacks(run.model, with_bos(run.language, torch.from_numpy(batch)))
-        derived = derivation_tops(run.language, batch[0].tolist()) if found else None
-        if derived is None:
-            return {}
-        tops.append([derived])
-        traces.append(found)
-    return agreement(traces, tops, best_run=True)
-
-
-def _strings(run: RunFolder, batches: int, batch_size: int, seed: int) -> list[np.ndarray]:
+def _look(studied: StudiedRun, texts: Sequence[str], samples: int | None, seed: int, few: bool) -> None:
+    """At results by length, and at strings."""
+    run = studied.run
+    studied.test = run.test(TEST_STRINGS) if few else run.saved_test()
     lengths = run.config.language.lengths
-    return sample_batches(run.language, lengths, batches, batch_size, np.random.default_rng(seed)).batches
+    studied.chosen = choose_strings(run.language, lengths, texts, samples, seed)[: None if few else 1]
+    for string in studied.chosen:
+        one = describe_string(run.model, run.language, lengths, string, seed=seed, split=few)
+        one["stacks"] = [stack for stack in one["stacks"] if stack["name"] in studied.stacks]
+        studied.strings.append(one)
+
+
+def _choose_stacks(runs: list[StudiedRun], stack: int | None) -> None:
+    """Give each run the names of its stacks, or of the one that is asked for, which some run must have."""
+    most: list[str] = []
+    for studied in runs:
+        any_string = torch.zeros(1, 2, dtype=torch.long)
+        names = [trace.name for trace in watch_stacks(studied.run.model, any_string)]
+        studied.stacks = names if stack is None else names[stack - 1 : stack]
+        most = max(most, names, key=len)
+    if stack is not None and runs and not 1 <= stack <= len(most):
+        if not most:
+            raise ValueError(f"stack: expected none, as no model here has a stack, got {stack}")
+        raise ValueError(f"stack: expected a number from 1 to {len(most)} ({'; '.join(most)}), got {stack}")
+
+
+def _only(names: list[str], found: dict[str, Agreement]) -> dict[str, Agreement]:
+    return {name: found[name] for name in names if name in found}

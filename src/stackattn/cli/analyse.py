@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         from rich.console import Console
         from rich.markup import escape
 
-        from ..analysis.drawings import draw_strings
+        from ..analysis.drawings import draw_strings, remove_drawings
         from ..analysis.report import write_report
         from ..analysis.study import study
         from ..training import RunError
@@ -52,13 +53,14 @@ def run(args: argparse.Namespace) -> int:
                 out = Path(args.out or Path(args.run) / "analysis")
                 drawn: list[Path] = []
                 trouble = ""
+                remove_drawings(out)
                 if found.single and found.best and not args.no_figures:
                     status.update("drawing")
                     try:
-                        drawn = draw_strings(found.best[0], out, stack=args.stack, seed=args.seed)
+                        drawn = draw_strings(found.best[0], out, seed=args.seed)
                     except ModuleNotFoundError as error:
                         trouble = f"no figures: {error}"
-                path = write_report(found, out / "report.html")
+                path = write_report(found, out / "report.html", command(args))
         except (ValueError, RunError, OSError) as error:
             print(f"stackattn analyse: {error}", file=sys.stderr)
             return 2
@@ -74,30 +76,50 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def command(args: argparse.Namespace) -> str:
+    """What was asked for, to be asked again."""
+    words = ["stackattn analyse", shlex.quote(args.run)]
+    words += [f"--string={shlex.quote(text)}" for text in args.string]
+    for name in ("samples", "stack", "out"):
+        if (value := getattr(args, name)) is not None:
+            words.append(f"--{name} {shlex.quote(str(value))}")
+    words.append(f"--seed {args.seed}")
+    return " ".join([*words, *["--no-figures"] * args.no_figures])
+
+
 def show(study: Study) -> None:
-    """A short table, and what could not be looked at."""
+    """For each task a table of its runs, with a line for each stack, and what stacks that know nothing would score."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("run", "model", "stack", "difference", "real top", "only pushes", "best run")
-    table.columns[0].overflow = "fold"
-    for studied in study.best:
-        run, best = studied.run, studied.run.best
-        assert best is not None
-        names = [stack["name"] for stack in studied.strings[0]["stacks"]] if studied.strings else []
-        for name in names or ["none"]:
-            real, derived = studied.agreement.get(name), studied.derivation.get(name)
-            shares = [
-                "" if real is None else f"{real.share:.1%}",
-                "" if real is None else f"{real.only_pushes / real.steps:.1%}",
-                "" if derived is None else f"{derived.share:.1%}",
-            ]
-            table.add_row(run.name, run.label, name, f"{best['cross_entropy_difference']:.4f}", *shares)
-    if study.best:
-        Console(highlight=False).print(table, markup=False)
-    if any(studied.agreement for studied in study.best):
-        print("real top: share of steps at which the most weighted token is the one a real stack would have on top")
-    if any(studied.derivation for studied in study.best):
-        print("best run: share of steps at which the best run has on top what the string's derivation says")
-    if missing := [studied.run.name for studied in study.runs if not studied.run.has_model]:
-        print(f"without a best model yet, so only in the report's table of runs: {', '.join(missing)}")
+    from ..analysis.quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{share:.1%}"
+
+    for task in dict.fromkeys(study.task_name(studied.run) for studied in study.runs):
+        table = Table("run", "model", "stack", title=task, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        table.columns[0].min_width = 20
+        table.columns[0].overflow = "fold"
+        for name in ("difference", "real top", "best run"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for studied in (studied for studied in study.runs if study.task_name(studied.run) == task):
+            run = studied.run
+            difference = "" if run.best is None else f"{run.best['cross_entropy_difference']:.4f}"
+            for name in studied.stacks or [run.without_model or "none"]:
+                found = [agreements.get(name) for agreements in (studied.agreement, studied.derivation)]
+                shares = [percent(one.share if one else None) for one in found]
+                table.add_row(run.name, run.label, name, difference, *shares)
+        for of, name, real, derived in study.baselines():
+            if of == task:
+                table.add_row(f"({name})", "", "", "", percent(real), percent(derived))
+        Console(highlight=False).print(table, "", markup=False)
+    if study.baselines():
+        print("In brackets: what stacks would score that know nothing of the language.")
+    print("difference: nats per symbol above what the language itself pays, on validation strings")
+    if any(studied.agreement for studied in study.runs):
+        print("real top:   share of steps at which the most weighted token is the one a real stack would have on top,")
+        print(f"            over {BATCHES * BATCH_SIZE} strings")
+    if any(studied.derivation for studied in study.runs):
+        print("best run:   share of steps at which the best run has on top what the string's derivation says,")
+        print(f"            over {DERIVED_STRINGS} strings")

@@ -58,10 +58,11 @@ class Run:
         texts = [str(label) for label in (range(len(self.operations)) if labels is None else labels)]
         if len(texts) != len(self.operations):
             raise ValueError(f"labels: expected one for each of the {len(self.operations)} steps, got {len(texts)}")
-        width, lines = max(map(len, texts), default=0), []
+        width, lines, before = max(map(len, texts), default=0), [], 1
         for label, operation, stack in zip(texts, self.operations, self.stacks(), strict=True):
-            depth = len(stack) - (operation.kind != "pop")
+            depth = max(before, len(stack)) - 1
             lines.append(f"{label:>{width}}  {'  ' * depth}{operation}")
+            before = len(stack)
         return "\n".join(lines)
 
 

@@ -1,4 +1,32 @@
-// The figures of one string. Each returns a function that moves its mark to a step.
+// The figures of one string. Each returns a function that moves its mark to a step. Labels stay where they are when a
+// figure is scrolled in its box, so they are drawings of their own.
+
+const LETTER = 7.3; // width of a character of a label, at its size of 12
+
+function sheet(kind, width, height, attributes = {}) {
+  return draw("svg", { class: kind, width, height, viewBox: `0 0 ${width} ${height}`, ...attributes });
+}
+
+const short = (token) => (token.length > 10 ? `${token.slice(0, 9)}…` : token);
+const roomFor = (tokens) => Math.max(...tokens.map((token) => short(token).length)) * LETTER;
+
+// The heads of columns: upright where they fit, else turned.
+const fits = (token, cell) => token.length * LETTER <= cell + 1;
+
+function headHeight(tokens, cell) {
+  const turned = tokens.filter((token) => !fits(token, cell));
+  return turned.length ? Math.ceil(roomFor(turned)) + 8 : 18;
+}
+
+function heads(svg, tokens, cell, height) {
+  tokens.forEach((token, i) => {
+    const x = (i + 0.5) * cell;
+    const place = fits(token, cell)
+      ? { x, y: height - 5, "text-anchor": "middle" }
+      : { transform: `translate(${x + 4} ${height - 4}) rotate(-90)` };
+    svg.append(draw("text", { class: "symbol", ...place }, short(token), draw("title", {}, token)));
+  });
+}
 
 function timeline(box, text, trace, go) {
   const n = text.tokens.length,
@@ -6,17 +34,15 @@ function timeline(box, text, trace, go) {
   const left = 66,
     heightRow = 74,
     lostRow = 48,
-    gap = 22;
-  const actionsTop = 20,
+    gap = 24;
+  const actionsTop = headHeight(text.tokens, cell),
     actionsBottom = actionsTop + 3 * cell;
   const heightsTop = actionsBottom + gap,
     lostTop = heightsTop + heightRow + gap;
-  const width = left + n * cell + 10,
+  const width = n * cell + 4,
     height = lostTop + lostRow + 6;
-  const svg = draw("svg", {
-    width,
-    height,
-    viewBox: `0 0 ${width} ${height}`,
+  const labels = sheet("stays-left", left, height, { "aria-hidden": "true" });
+  const plot = sheet("plot clickable", width, height, {
     role: "img",
     "aria-label": "Actions, expected height and nats lost at each step",
   });
@@ -28,22 +54,15 @@ function timeline(box, text, trace, go) {
     "fill-opacity": 0.16,
     rx: 3,
   });
-  svg.append(mark);
-  const x = (t) => left + t * cell;
-  text.tokens.forEach((token, t) => {
-    svg.append(
-      draw(
-        "text",
-        { class: "symbol", x: x(t + 0.5), y: 14, "text-anchor": "middle", "font-size": fontFor(token, cell) },
-        token,
-      ),
-    );
+  plot.append(mark);
+  heads(plot, text.tokens, cell, actionsTop);
+  text.tokens.forEach((token, t) =>
     (trace.actions[t] ?? []).forEach((weight, i) => {
-      svg.append(
+      plot.append(
         draw(
           "rect",
           {
-            x: x(t) + 0.5,
+            x: t * cell + 0.5,
             y: actionsTop + i * cell + 0.5,
             width: cell - 1,
             height: cell - 1,
@@ -54,34 +73,26 @@ function timeline(box, text, trace, go) {
           draw("title", {}, `${token}: ${trace.actionNames[i]} ${(weight / 1000).toFixed(2)}`),
         ),
       );
-    });
-  });
-  trace.actionNames.forEach((name, i) =>
-    svg.append(
-      draw("text", { class: "quietly", x: left - 8, y: actionsTop + (i + 0.5) * cell + 4, "text-anchor": "end" }, name),
-    ),
+    }),
   );
+  const label = (name, y, place = { x: left - 8, "text-anchor": "end" }) =>
+    labels.append(draw("text", { class: "quietly", y, ...place }, name));
+  trace.actionNames.forEach((name, i) => label(name, actionsTop + (i + 0.5) * cell + 4));
 
   const axis = (top, size, most, name, digits) => {
-    svg.append(draw("text", { class: "quietly", x: 0, y: top - 7 }, name));
+    label(name, top - 9, { x: 0 });
     for (const [value, y] of [
       [most, top],
       [0, top + size],
     ]) {
-      svg.append(draw("line", { class: "grid", x1: left, x2: x(n), y1: y, y2: y }));
-      svg.append(
-        draw(
-          "text",
-          { class: "quietly", x: left - 8, y: y + 4, "text-anchor": "end" },
-          value.toFixed(value ? digits : 0),
-        ),
-      );
+      plot.append(draw("line", { class: "grid", x1: 0, x2: n * cell, y1: y, y2: y }));
+      label(value.toFixed(value ? digits : 0), y + 4);
     }
   };
   const tallest = Math.max(1, ...trace.heights);
   axis(heightsTop, heightRow, tallest, "height", 1);
-  const points = trace.heights.map((h, t) => `${x(t + 0.5)},${heightsTop + heightRow * (1 - h / tallest)}`);
-  svg.append(
+  const points = trace.heights.map((h, t) => `${(t + 0.5) * cell},${heightsTop + heightRow * (1 - h / tallest)}`);
+  plot.append(
     draw("polyline", {
       points: points.join(" "),
       fill: "none",
@@ -95,101 +106,70 @@ function timeline(box, text, trace, go) {
   text.lost.forEach((value, t) => {
     if (value === null) return;
     const size = Math.max(0, (lostRow * value) / most);
-    svg.append(
+    plot.append(
       draw(
         "rect",
-        { x: x(t) + 4, y: lostTop + lostRow - size, width: cell - 8, height: size, fill: "var(--second)" },
+        { x: t * cell + 4, y: lostTop + lostRow - size, width: cell - 8, height: size, fill: "var(--second)" },
         draw("title", {}, `${value.toFixed(3)} nats`),
       ),
     );
   });
-  svg.classList.add("clickable");
-  svg.addEventListener("click", (event) => {
-    const t = Math.floor((event.clientX - svg.getBoundingClientRect().left - left) / cell);
+  plot.addEventListener("click", (event) => {
+    const t = Math.floor((event.clientX - plot.getBoundingClientRect().left) / cell);
     if (t >= 0 && t < n) go(t);
   });
-  box.replaceChildren(svg);
+  box.replaceChildren(make("div", { class: "frame" }, labels, plot));
   return (step) => {
-    mark.setAttribute("x", x(step));
-    keepInView(box, x(step), cell);
+    mark.setAttribute("x", step * cell);
+    keepInView(box, "Left", step * cell, cell, left);
   };
 }
 
 function attentionMap(box, text, rows, bottom, withoutBottom, go) {
   const n = text.tokens.length,
     columns = withoutBottom ? text.tokens : [bottom, ...text.tokens];
-  const cell = Math.max(10, Math.min(22, Math.floor(560 / columns.length))),
-    left = 40,
-    top = 26;
-  const width = left + columns.length * cell + 4,
-    height = top + n * cell + 4;
-  const svg = draw("svg", {
-    width,
-    height,
-    viewBox: `0 0 ${width} ${height}`,
+  const left = Math.ceil(roomFor(text.tokens)) + 12;
+  const cell = Math.max(14, Math.min(24, Math.floor((box.clientWidth - left - 4) / columns.length)));
+  const top = headHeight(columns, cell);
+  const width = columns.length * cell + 2,
+    height = n * cell + 2;
+  const corner = sheet("stays-left stays-top", left, top, { "aria-hidden": "true" });
+  const header = sheet("stays-top", width, top, { "aria-hidden": "true" });
+  const labels = sheet("stays-left clickable", left, height, { "aria-hidden": "true" });
+  const plot = sheet("plot clickable", width, height, {
     role: "img",
     "aria-label": "Weight of each past token at each step",
   });
-  const size = Math.min(12, cell - 1);
-  columns.forEach((token, i) => {
-    if (fontFor(token, cell) < 6) return; // BOS, where columns are narrow: its row has the name
-    svg.append(
+  heads(header, columns, cell, top);
+  text.tokens.forEach((token, t) =>
+    labels.append(
       draw(
         "text",
-        {
-          class: "symbol quietly",
-          x: left + (i + 0.5) * cell,
-          y: top - 6,
-          "text-anchor": "middle",
-          "font-size": Math.min(size, fontFor(token, cell)),
-        },
-        token,
+        { class: "symbol", x: left - 6, y: (t + 0.5) * cell + 4, "text-anchor": "end" },
+        short(token),
+        draw("title", {}, `step ${t}: ${token}`),
       ),
-    );
-  });
-  text.tokens.forEach((token, t) => {
-    svg.append(
-      draw(
-        "text",
-        {
-          class: "symbol quietly",
-          x: left - 6,
-          y: top + (t + 0.5) * cell + size / 3,
-          "text-anchor": "end",
-          "font-size": size,
-        },
-        token,
-      ),
-    );
-  });
-  svg.append(
+    ),
+  );
+  plot.append(
     draw("rect", {
-      x: left,
-      y: top,
+      x: 0.5,
+      y: 0.5,
       width: columns.length * cell,
       height: n * cell,
       fill: "none",
       stroke: "var(--line)",
     }),
   );
-  const mark = draw("rect", {
-    x: left - 2,
-    width: columns.length * cell + 4,
-    height: cell,
-    fill: "none",
-    stroke: "var(--accent)",
-    "stroke-width": 2,
-    rx: 2,
-  });
   rows.forEach((row, t) =>
     row.slice(withoutBottom ? 1 : 0).forEach((weight, i) => {
       if (weight < 5) return;
-      svg.append(
+      plot.append(
         draw(
           "rect",
           {
-            x: left + i * cell,
-            y: top + t * cell,
+            x: i * cell,
+            y: t * cell,
             width: cell,
             height: cell,
             fill: "var(--ink)",
@@ -203,10 +183,10 @@ function attentionMap(box, text, rows, bottom, withoutBottom, go) {
   if (text.real !== null && !withoutBottom)
     text.real.forEach((real, t) => {
       const weight = rows[t][real + 1] ?? 0;
-      svg.append(
+      plot.append(
         draw("circle", {
-          cx: left + (real + 1.5) * cell,
-          cy: top + (t + 0.5) * cell,
+          cx: (real + 1.5) * cell,
+          cy: (t + 0.5) * cell,
           r: cell / 3.4,
           fill: "none",
           stroke: weight > 300 ? "var(--paper)" : "var(--ink)",
@@ -214,19 +194,28 @@ function attentionMap(box, text, rows, bottom, withoutBottom, go) {
         }),
       );
     });
-  svg.append(mark);
-  svg.classList.add("clickable");
-  svg.addEventListener("click", (event) => {
-    const t = Math.floor((event.clientY - svg.getBoundingClientRect().top - top) / cell);
-    if (t >= 0 && t < n) go(t);
+  const mark = draw("rect", {
+    x: 1,
+    width: columns.length * cell,
+    height: cell,
+    fill: "none",
+    stroke: "var(--accent)",
+    "stroke-width": 2,
+    rx: 2,
   });
-  box.replaceChildren(svg);
-  return (step) => mark.setAttribute("y", top + step * cell);
-}
-
-// As large as fits, at 0.6 of the font size for each character.
-function fontFor(token, width) {
-  return Math.min(12, (1.6 * width) / token.length).toFixed(1);
+  plot.append(mark);
+  for (const part of [labels, plot])
+    part.addEventListener("click", (event) => {
+      const t = Math.floor((event.clientY - plot.getBoundingClientRect().top) / cell);
+      if (t >= 0 && t < n) go(t);
+    });
+  box.replaceChildren(make("div", { class: "frame" }, corner, header, labels, plot));
+  return (step) => {
+    mark.setAttribute("y", step * cell);
+    const row = rows[step].slice(withoutBottom ? 1 : 0);
+    keepInView(box, "Top", step * cell, cell, top);
+    keepInView(box, "Left", Math.max(0, row.indexOf(Math.max(...row))) * cell, cell, left);
+  };
 }
 
 // What the shades mean: the square root lifts small weights out of the paper.
@@ -249,7 +238,9 @@ function scale() {
   return svg;
 }
 
-function keepInView(box, position, size) {
-  if (position < box.scrollLeft + 70 || position + size > box.scrollLeft + box.clientWidth)
-    box.scrollLeft = position - box.clientWidth / 2;
+// Scroll the box, not the page, until what is at this position of the plot is not hidden, nor under labels.
+function keepInView(box, side, position, size, labels) {
+  const room = (side === "Left" ? box.clientWidth : box.clientHeight) - labels,
+    at = box[`scroll${side}`];
+  if (position < at || position + size > at + room) box[`scroll${side}`] = position - room / 2;
 }

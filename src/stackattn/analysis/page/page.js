@@ -35,9 +35,11 @@ for (const language of languages) {
   }
   const tested = runs.filter((run) => run.test);
   if (tested.length) {
-    const { entropy, perfect } = tested[0].test;
+    // the entropy is an estimate: best that of the most strings
+    const tests = tested.map((run) => run.test).sort((a, b) => b.strings - a.strings);
+    const { entropy, perfect, strings, longest } = tests[0];
     const series = [
-      reference("the language’s entropy", "none", entropy),
+      reference(`the language’s entropy (estimate on ${strings} strings of each length)`, "none", entropy),
       reference("perfect", "2 3", perfect),
       ...tested.map((run) => ({
         name: run.label,
@@ -46,18 +48,20 @@ for (const language of languages) {
         points: run.test.model,
       })),
     ].filter((one) => one.points.length);
-    const options = { xName: "length", yName: "nats per symbol", zero: false, marker: tested[0].test.longest };
+    const options = { xName: "length", yName: "nats per symbol", zero: false, marker: longest };
     byId("length-charts").append(lineChart(plain(language), series, options));
     byId("lengths").hidden = false;
   }
 }
-byId("results").classList.toggle("single", data.runs.length === 1);
+byId("results").classList.toggle("single", languages.length === 1);
 if (!byId("curve-charts").children.length)
   byId("curve-charts").append(make("p", { class: "quiet" }, "No evaluation was made yet."));
 
 const columns = data.columns
   .map(([name, kind], i) => ({ name, kind, i }))
   .filter(({ i }) => data.runs.some((run) => run.row[i]));
+const line = (kind, row) =>
+  make("tr", { class: kind }, ...columns.map(({ kind, i }) => make("td", { class: kind }, row[i])));
 byId("runs").append(
   make(
     "thead",
@@ -69,13 +73,8 @@ byId("runs").append(
   make(
     "tbody",
     {},
-    ...data.runs.map((run) =>
-      make(
-        "tr",
-        { class: run.best ? "best" : "" },
-        ...columns.map(({ kind, i }) => make("td", { class: kind }, run.row[i])),
-      ),
-    ),
+    ...data.runs.map((run) => line(run.best ? "best" : "", run.row)),
+    ...data.baselines.map((row) => line("baseline", row)),
   ),
 );
 byId("table-note").textContent = data.tableNote;

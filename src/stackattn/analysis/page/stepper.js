@@ -303,7 +303,7 @@ class Stepper {
     const width = Math.max(...this.text.tokens.map((token) => token.length));
     byId("listing").replaceChildren(
       ...this.text.tokens.map((token, t) => {
-        const depth = this.stackOf(run, t).length - (run.steps[t] && run.steps[t][0] === 2 ? 0 : 1);
+        const depth = Math.max(this.stackOf(run, t - 1).length, this.stackOf(run, t).length) - 1;
         const line = make("li", {}, `${token.padStart(width)}  ${"· ".repeat(depth)}${this.move(run, t)}`);
         line.addEventListener("click", () => this.stop() || this.go(t));
         return line;
