@@ -23,6 +23,7 @@ COLUMNS = {  # of the table of runs, with their kinds
     "difference": "number",
     "real top": "number",
     "best run": "number",
+    "state": "",
     "language": "",
     "lengths": "number",
     "layers": "",
@@ -30,7 +31,6 @@ COLUMNS = {  # of the table of runs, with their kinds
     "learning rate": "number",
     "epoch": "number",
     "minutes": "number",
-    "state": "",
 }
 
 
