@@ -24,7 +24,7 @@ PAPER = {
     ("360", "tf-sup"): (12.03, 12.03),
     ("360", "tf-nd"): (12.54, 11.74),
 }
-"""Validation perplexity and test BLEU of a tier and model. The tiers are named after d_model."""
+"""Validation perplexity and test BLEU of a tier and model. The tiers are named after d_model; the small one is ours."""
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
@@ -43,7 +43,7 @@ def _line(cell: Cell) -> dict[str, Any] | None:
     if (found := best_of(cell.folders)) is None:
         return None
     folder, best = found
-    paper = PAPER[cell.task, cell.model]
+    paper = PAPER.get((cell.task, cell.model), (None, None))
     return {
         "tier": cell.task,
         "model": cell.model,
