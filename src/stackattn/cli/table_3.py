@@ -40,7 +40,8 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         parameters = number(test.get("parameters"), ",")
         rows.append([cell.task, LABELS[cell.model], str(cell.begun), parameters, *(number(x, ".2f") for x in numbers)])
     notes = (
-        f"The best run of each: perplexity on validation, BLEU on test{''.join(f' ({x})' for x in sorted(signatures))}. "
+        "The best run of each: perplexity on validation, BLEU on test"
+        f"{''.join(f' ({x})' for x in sorted(signatures))}. "
         "The paper's corpus is Europarl v7; runs on another one cannot be compared with its numbers."
     )
     return publish("table-3", header, rows, notes, out)
