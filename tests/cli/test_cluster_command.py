@@ -22,6 +22,11 @@ TINY = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _quick_workers(monkeypatch):
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else they give way to all that the machine does otherwise
+
+
 def figures(out):
     """Of all runs: metrics without what depends on the clock."""
     clock = ("seconds", "train_seconds", "memory")

@@ -59,9 +59,11 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def shared_nodes():
-    made = Nodes()
-    yield made
-    made.cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_worker_niceness", "0")  # else workers give way to all that the machine does otherwise
+        made = Nodes()
+        yield made
+        made.cluster.shutdown()
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def _connect(address: str) -> Any:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         # "local" is Ray's word, too: a new cluster, even where one is running
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if local else None)
-    except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises bare ones, too
         ray.shutdown()  # it may have got half the way
         raise RunError(f"cluster {address}: cannot connect: {' '.join(str(error).split())}") from error
     return ray
