@@ -124,8 +124,16 @@ def test_reproduce_figure_2(tmp_path, capsys):
     (test,) = out.rglob("test.json")
     lengths = [row["length"] for row in json.loads(test.read_text())["lengths"]]
     assert lengths == list(range(41, 101, 2))
-    row = next(line for line in printed.splitlines() if "marked-reversal" in line and "│" in line)
-    assert [cell.strip() for cell in row.split("│")[1:4]] == ["marked-reversal", "tf", "2"]
+    test_set = json.loads(test.read_text())["lengths"]
+    longest = TINY["language"]["lengths"][1]
+    longer = [row["difference"] for row in test_set if row["length"] > longest]
+    best = min(Run(run).result()["best"]["cross_entropy_difference"] for run in (out / "marked-reversal/tf").iterdir())
+    written = (out / "figure-2.md").read_text()
+    row = next(line for line in written.splitlines() if line.startswith("| marked-reversal"))
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[:4] == ["marked-reversal", "Tf", "2", f"{best:.4f}"]
+    assert cells[5] == f"{sum(longer) / len(longer):.4f}"
+    assert cells[3] in printed
     before = test.stat().st_mtime_ns
     assert main([*command, "--restarts", "2"]) == 0
     assert "2 of 2 runs are finished" in capsys.readouterr().out

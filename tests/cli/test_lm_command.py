@@ -230,3 +230,22 @@ def test_an_empty_line_is_a_sentence_without_words(config, tmp_path, capsys):
         *(("2", x) for x in ("The", "bank", "</s>")),
     ]
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.slow
+def test_sweep(config, tmp_path, capsys):
+    """Each restart draws a learning rate and a size of batches; the same command does nothing again."""
+    out = tmp_path / "runs"
+    command = ["lm", "sweep", str(config), "--restarts", "2", "--out", str(out), "--processes", "1"]
+    command += ["--set", "training.max_epochs=1", "data.batch_tokens_range=[20,60]"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    configs = [Run(out / name).config() for name in ("00", "01")]
+    assert len({config["training"]["learning_rate"] for config in configs}) == 2
+    assert len({config["data"]["batch_tokens"] for config in configs}) == 2
+    perplexities = {name: Run(out / name).result()["best"]["perplexity"] for name in ("00", "01")}
+    best = min(perplexities, key=perplexities.__getitem__)
+    assert f"the best run is in {out / best}" in printed
+    written = [(out / name / "metrics.jsonl").stat().st_mtime_ns for name in ("00", "01")]
+    assert main(command) == 0
+    assert [(out / name / "metrics.jsonl").stat().st_mtime_ns for name in ("00", "01")] == written

@@ -131,7 +131,7 @@ def test_shipped_configs_are_the_papers(task, architecture, count):
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("*.yaml")), ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_shipped_config_loads(path):
     task = path.relative_to(EXPERIMENTS).parts[0]
-    kinds = {"ptb": LMConfig, "wikitext-2": LMConfig, "mt": MTConfig, "mt-small": MTConfig}
+    kinds = {"ptb": LMConfig, "wikitext-2": LMConfig, "mt": MTConfig}
     load_config(kinds.get(task, CFLConfig), path)
 
 

@@ -128,6 +128,11 @@ def _score(args: argparse.Namespace) -> None:
         bound = -float(np.array(given)[inside].sum()) / symbols
         about += f"; -ln p(w | length) is {bound:.6f} per symbol, ends of strings counted"
     print(about, file=sys.stderr)
+    for number, (w, ok) in enumerate(zip(strings, inside, strict=True), 1):
+        if strange := () if ok else [x for x in language._words(w) if x not in language.symbols]:
+            known = " ".join(language.symbols)
+            print(f"line {number} has {strange[0]!r}, which is not one of the symbols {known}", file=sys.stderr)
+            break  # one line tells what is wrong with the file
 
 
 def _show(args: argparse.Namespace) -> None:

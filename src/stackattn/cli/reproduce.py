@@ -94,6 +94,7 @@ TARGETS = {
         "stackattn.training.mt:MTConfig",
         "stackattn.cli.table_3:show",
         "out/table-3",
+        ("small",),
     ),
 }
 

@@ -1,7 +1,4 @@
-"""The paper's tables of language modelling from the runs that exist, beside the paper's numbers: perplexities and cost.
-
-Each is printed, and written as Markdown into the folder of the runs.
-"""
+"""The paper's tables of language modelling from the runs that exist, beside the paper's: perplexities and cost."""
 
 from __future__ import annotations
 
@@ -12,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..analysis.curves import LABELS
-from ..files import write_json, write_text
+from ..files import write_json
 from ..models.paper import ARCHITECTURES, COUNTS
 from ..training import Run
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
 from .reproduce import Cell, tested
+from .tables import number, publish
 
 
 class Paper(NamedTuple):
@@ -54,11 +52,11 @@ def show(cells: Sequence[Cell], out: Path) -> int:
             figures = paper.parameters, paper.validation, paper.test
             rows.append([cell.task, LABELS[cell.model], "paper", *_perplexities(*figures), "20", "", ""])
     notes = "Perplexities of the best run by validation, EOS counted; rate and tokens of a batch are those of that run."
-    return _publish("table-2", header, rows, notes, out)
+    return publish("table-2", header, rows, notes, out)
 
 
 def _perplexities(parameters: int | None, validation: float | None, test: float | None) -> list[str]:
-    return [_number(parameters, ","), _number(validation, ".2f"), _number(test, ".2f")]
+    return [number(parameters, ","), number(validation, ".2f"), number(test, ".2f")]
 
 
 def show_cost(cells: Sequence[Cell], out: Path) -> int:
@@ -84,11 +82,11 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
         f"The fastest run of each, training only, on: {'; '.join(sorted(machines))}. Memory is all that the process "
         "holds. The paper's: NVIDIA TITAN Xp, memory on the GPU."
     )
-    return _publish("table-ptb-cost", header, rows, notes, out)
+    return publish("table-ptb-cost", header, rows, notes, out)
 
 
 def _costs(speed: float | None, minutes: float | None, memory: float | None) -> list[str]:
-    return [_number(speed, ".1f"), _number(minutes, ".1f"), _number(memory, ",.0f")]
+    return [number(speed, ".1f"), number(minutes, ".1f"), number(memory, ",.0f")]
 
 
 def _tested(folder: Path) -> dict[str, Any]:
@@ -104,28 +102,3 @@ def _tested(folder: Path) -> dict[str, Any]:
             print(f"no test: {error}", file=sys.stderr)
             return {}
     return json.loads(test.read_text(encoding="utf-8")) if test.exists() else {}
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _publish(name: str, header: list[str], rows: list[list[str]], notes: str, out: Path) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        print("no run has come to its first evaluation yet", file=sys.stderr)
-        return 1
-    for task in dict.fromkeys(row[0] for row in rows):
-        table = Table(*header[1:], title=task, title_justify="left")
-        for row in rows:
-            if row[0] == task:
-                table.add_row(*row[1:])
-        Console().print(table)
-    print(notes)
-    lines = [header, ["---", "---", "---", *["---:"] * (len(header) - 3)], *rows]
-    path = out / f"{name}.md"
-    write_text(path, "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{notes}\n")
-    print(f"written to {path}")
-    return 0

@@ -14,6 +14,7 @@ def _wide(x: Tensor) -> Tensor:
     return (x if x.dtype == torch.float64 else x.float()).contiguous()
 
 
+HUGE = 1 << 22  # bytes: two huge pages
 _TRANSITIONS = ("log_push", "log_replace", "log_pop")
 
 
@@ -85,6 +86,15 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     result = torch.empty_like(wide)
     _call("superposition_backward", (B, T, 1, 1), lengths, ("actions",), wide, _wide(grad), result)
     return result.to(actions.dtype)
+
+
+def empty_states(batch_size: int, size: int) -> Tensor:
+    """Memory for states of `size` numbers: large ones are read whole at every step, and faster from huge pages."""
+    assert _kernel is not None
+    data = torch.empty(batch_size, size, dtype=torch.float64)
+    if data.nbytes >= HUGE:
+        _kernel.prefer_huge_pages(data.data_ptr(), data.nbytes)
+    return data
 
 
 def extend(data: Tensor, call, rows: Tensor) -> tuple[Tensor, bool]:

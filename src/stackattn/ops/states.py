@@ -230,6 +230,8 @@ class _State:
         return _Buffer(data, T)
 
     def _empty_data(self, batch_size: int, steps: int) -> Tensor:
+        if self._backend == "cpp":
+            return native.empty_states(batch_size, self._layout.size(steps))
         return self._tensor.new_empty(batch_size, self._layout.size(steps))
 
     def _take(self: Self, rows: Tensor, lengths: Tensor | None, superposition: bool) -> tuple[Tensor, Self, _Call]:

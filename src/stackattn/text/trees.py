@@ -7,8 +7,10 @@ line a bracket is missing, and what to do about empty elements is ours anyhow.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from .lines import read_lines
 
 EMPTY = "-NONE-"
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -16,14 +18,10 @@ _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 def read_sentences(path: Path) -> Iterator[list[str]]:
     """The words of each tree of a file; none for a tree of empty elements only."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
-    return parse_sentences(text, str(path))
+    return parse_sentences(read_lines(path), str(path))
 
 
-def parse_sentences(text: str, source: str) -> Iterator[list[str]]:
+def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
     """As `read_sentences`; `source` is for messages.
 
     A line that begins with a bracket begins a tree, so that a bracket that is missing is found in the tree where it is.
@@ -37,7 +35,7 @@ def parse_sentences(text: str, source: str) -> Iterator[list[str]]:
         return ValueError(f"{source}, line {line}: {message}")
 
     number = 0
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(lines, 1):
         if line.startswith("(") and open_at:
             raise fail(number, f"a tree begins here, but the one of line {open_at[0]} lacks {len(open_at)} brackets")
         for token in _TOKEN.findall(line):

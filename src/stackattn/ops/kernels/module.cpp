@@ -7,6 +7,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "kernel.h"
 
 namespace nb = nanobind;
@@ -62,6 +66,15 @@ using Address = uintptr_t;
 const void* in(Address a) { return reinterpret_cast<const void*>(a); }
 void* out(Address a) { return reinterpret_cast<void*>(a); }
 
+// A hint: large memory that is read again and again is read faster from huge pages, where the system has them.
+void prefer_huge_pages(Address begin, size_t bytes) {
+#if defined(__linux__)
+  constexpr size_t kPage = 4096;
+  const Address first = (begin + kPage - 1) / kPage * kPage, last = (begin + bytes) / kPage * kPage;
+  if (first < last) madvise(out(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
 Problem problem(nb::tuple sizes, Address lengths, int threads, bool wide) {
   return {nb::cast<int64_t>(sizes[0]), nb::cast<int64_t>(sizes[1]), nb::cast<int64_t>(sizes[2]), nb::cast<int64_t>(sizes[3]),
           static_cast<const int64_t*>(in(lengths)), threads, wide};
@@ -105,6 +118,7 @@ NB_MODULE(_kernel, m) {
     const Problem p = problem(sizes, lengths, threads, wide);
     return run([&] { return kernel().full_pass.superposition_backward(p, in(actions), in(grad_weights), out(grad_actions)); });
   });
+  m.def("prefer_huge_pages", &prefer_huge_pages);
   m.def("state_size", [](int64_t states, int64_t symbols, int64_t steps) { return kernel().states.state_size(states, symbols, steps); });
   m.def("extend", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
                      bool superposition, Address steps, Address weights) {
