@@ -1,15 +1,16 @@
 """What the paper's whole protocol costs: `python -m benchmarks.plan` measures every cell and simulates the queue.
 
 Each cell is measured in a process of its own with one thread: training steps on batches of typical lengths, and what it
-takes to evaluate. How many epochs a run needs depends on its learning rate; EPOCHS says what the plan assumes. The
-simulation gives every core the next run of the list as soon as it is free, the longest runs first.
+takes to evaluate. How many epochs a run needs depends on its learning rate: where there are finished runs of a cell, as
+`stackattn reproduce` leaves them, the plan takes their mean, elsewhere the assumption in EPOCHS. The simulation gives
+every core the next run of the list as soon as it is free, the longest runs first.
 """
 
 import argparse
 import heapq
 import json
-import os
 import platform
+import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,11 +24,12 @@ from torch.nn.functional import cross_entropy
 
 from stackattn.files import write_json, write_text
 from stackattn.models.paper import ARCHITECTURES, COUNTS, LANGUAGES, build, paper_config
-from stackattn.training.run import environment, peak_memory
+from stackattn.training.run import Run, environment, peak_memory
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 RESTARTS = {"cfl": 10, "ptb": 20, "mt": 5}  # in the paper
-EPOCHS = {"cfl": 60, "ptb": 12, "mt": 20}  # assumed, see the module
+EPOCHS = {"cfl": 60, "ptb": 12, "mt": 20}  # assumed where there are no finished runs
 CORES = (2, 64, 1000)
 LENGTHS = (40, 50, 60, 70, 80)  # of strings: all lengths from 40 to 80 are about as frequent
 SENTENCES, SENTENCE = 39_831, 24  # of the Penn Treebank, and its mean length
@@ -45,6 +47,33 @@ def cells() -> list[tuple[str, str]]:
         for task, counts in COUNTS.items()
         for name, count in zip(ARCHITECTURES, counts, strict=True)
         if count is not None
+    ]
+
+
+def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
+    """Of each cell that has finished runs somewhere in a folder, as .../TASK/MODEL/00: the epochs of each of them."""
+    names = {
+        (task.removeprefix("mt-"), model.lower().replace("+", "-")): (task, model)  # of folders: 160 and tf-nd
+        for task, model in cells()
+    }
+    found: dict[tuple[str, str], list[int]] = {}
+    for result in sorted(folder.rglob("result.json")):
+        run = Run(result.parent)
+        if (cell := names.get(run.folder.parts[-3:-1])) and (metrics := run.metrics()):
+            found.setdefault(cell, []).append(metrics[-1]["epoch"])
+    return found
+
+
+def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) -> list[dict]:
+    """The cells with the epochs that the plan counts with, and how many finished runs they are the mean of."""
+    return [
+        {
+            **row,
+            "epochs": statistics.mean(epochs) if epochs else EPOCHS[kind(row["task"])],
+            "finished_runs": len(epochs),
+        }
+        for row in rows
+        for epochs in [finished.get((row["task"], row["model"]), [])]
     ]
 
 
@@ -111,7 +140,7 @@ def plan(rows: list[dict], cores: Sequence[int] = CORES) -> list[dict]:
     """Hours of each experiment, and of all."""
     runs = {
         name: [
-            row["seconds_per_epoch"] * EPOCHS[name]
+            row["seconds_per_epoch"] * row["epochs"]
             for row in rows
             if kind(row["task"]) == name
             for _ in range(RESTARTS[name])
@@ -136,36 +165,45 @@ def report(rows: list[dict], planned: list[dict], about: str) -> str:
         "",
         f"Made by `python -m benchmarks.plan`. {about}",
         "",
-        f"| experiment | restarts | epochs (assumed) | runs | core hours | {' | '.join(f'{n} cores' for n in CORES)} |",
-        f"|---|---|---|---|---|{'---|' * len(CORES)}",
+        f"| experiment | restarts | runs | core hours | {' | '.join(f'{n} cores' for n in CORES)} |",
+        f"|---|---|---|---|{'---|' * len(CORES)}",
     ]
     for row in planned:
         name = row["experiment"]
         hours = " | ".join(f"{row['hours'][str(n)]:,.1f} h" for n in CORES)
-        own = f"{RESTARTS[name]} | {EPOCHS[name]}" if name in RESTARTS else " | "
-        lines.append(f"| {name} | {own} | {row['runs']} | {row['core_hours']:,.1f} | {hours} |")
-    lines += ["", "| task | model | seconds per epoch | memory |", "|---|---|---|---|"]
+        lines.append(f"| {name} | {RESTARTS.get(name, '')} | {row['runs']} | {row['core_hours']:,.1f} | {hours} |")
+    lines += ["", "| task | model | seconds per epoch | epochs | from | memory |", "|---|---|---|---|---|---|"]
     for row in rows:
         memory = "" if row["memory"] is None else f"{row['memory'] / 1e6:,.0f} MB"
-        lines.append(f"| {row['task']} | {row['model']} | {row['seconds_per_epoch']:,.1f} | {memory} |")
+        count = row["finished_runs"]
+        source = f"{count} finished run{'s' * (count > 1)}" if count else "assumed"
+        figures = f"{row['seconds_per_epoch']:,.1f} | {row['epochs']:g} | {source}"
+        lines.append(f"| {row['task']} | {row['model']} | {figures} | {memory} |")
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.plan", description=__doc__)
     parser.add_argument("--output", default="plan", metavar="NAME", help="writes results/NAME.json and .md")
     parser.add_argument("--simulate", action="store_true", help="take the measurements of results/NAME.json")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=ROOT / "experiments/results",
+        metavar="FOLDER",
+        help="where finished runs are, for their epochs (default: experiments/results)",
+    )
+    args = parser.parse_args(argv)
     path = RESULTS / f"{args.output}.json"
     if args.simulate:
         found = json.loads(path.read_text(encoding="utf-8"))
     else:
-        os.environ["OMP_NUM_THREADS"] = "1"
         rows = []
         for cell in track(cells(), "measuring"):
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # one each: memory is that of the process
                 rows.append(pool.submit(measure, cell).result())
         found = {"environment": environment(), "cells": rows}
+    found["cells"] = with_epochs(found["cells"], finished_epochs(args.runs))
     found["plan"] = plan(found["cells"])
     write_json(path, found)
     made_with = found["environment"]

@@ -1,8 +1,11 @@
 """The plan of the whole protocol: the queue against schedules found by hand, and the paper's numbers of runs."""
 
+import json
+
 import pytest
 
-from benchmarks.plan import EPOCHS, cells, kind, makespan, plan
+import benchmarks.plan as plan_module
+from benchmarks.plan import EPOCHS, cells, finished_epochs, kind, main, makespan, plan, with_epochs
 
 
 @pytest.mark.parametrize(
@@ -16,9 +19,50 @@ def test_the_queue(seconds, cores, expected):
 def test_all_runs_of_the_paper_are_planned():
     rows = [{"task": task, "model": model, "seconds_per_epoch": 3600} for task, model in cells()]
     assert len(rows) == 42
-    planned = {row["experiment"]: row for row in plan(rows)}
+    planned = {row["experiment"]: row for row in plan(with_epochs(rows, {}))}
     assert {name: row["runs"] for name, row in planned.items()} == {"cfl": 300, "ptb": 60, "mt": 45, "all": 405}
     assert planned["ptb"]["core_hours"] == 60 * EPOCHS["ptb"]
     assert planned["ptb"]["hours"]["2"] == 30 * EPOCHS["ptb"]
     assert planned["ptb"]["hours"]["1000"] == EPOCHS["ptb"]
     assert {kind(task) for task, _ in cells()} == {"cfl", "ptb", "mt"}
+
+
+def leave_run(folder, epochs, finished=True):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"epoch": i + 1}) + "\n" for i in range(epochs)))
+    if finished:
+        (folder / "result.json").write_text("{}")
+
+
+def test_epochs_come_from_finished_runs(tmp_path):
+    leave_run(tmp_path / "figure-2/dyck/tf-nd/00", 70)
+    leave_run(tmp_path / "figure-2/dyck/tf-nd/01", 81)
+    leave_run(tmp_path / "figure-2/dyck/tf-nd/02", 10, finished=False)
+    leave_run(tmp_path / "table-3/160/tf/00", 9)
+    leave_run(tmp_path / "figure-2/own-language/tf/00", 5)
+    found = finished_epochs(tmp_path)
+    assert found == {("dyck", "Tf+Nd"): [70, 81], ("mt-160", "Tf"): [9]}
+    rows = with_epochs([{"task": task, "model": model} for task, model in cells()], found)
+    epochs = {(row["task"], row["model"]): (row["epochs"], row["finished_runs"]) for row in rows}
+    assert epochs["dyck", "Tf+Nd"] == (75.5, 2)
+    assert epochs["mt-160", "Tf"] == (9, 1)
+    assert epochs["dyck", "Tf"] == (EPOCHS["cfl"], 0)
+
+
+@pytest.mark.slow
+def test_a_plan_of_one_cell(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plan_module, "cells", lambda: [("dyck", "Tf")])
+    monkeypatch.setattr(plan_module, "RESULTS", tmp_path)
+    main(["--runs", str(tmp_path / "runs")])
+    found = json.loads((tmp_path / "plan.json").read_text())
+    (cell,) = found["cells"]
+    assert cell["seconds_per_epoch"] > 0
+    assert 1e8 < cell["memory"] < 1e9  # that of torch and a small model, in bytes
+    assert found["plan"][0]["core_hours"] == pytest.approx(10 * EPOCHS["cfl"] * cell["seconds_per_epoch"] / 3600)
+    page = (tmp_path / "plan.md").read_text()
+    assert capsys.readouterr().out.strip().endswith(page.strip())
+    assert f" | {EPOCHS['cfl']} | assumed | " in page
+    leave_run(tmp_path / "runs/dyck/tf/00", 30)
+    main(["--runs", str(tmp_path / "runs"), "--simulate"])  # the measurements of before, with what is there now
+    assert json.loads((tmp_path / "plan.json").read_text())["cells"] == [{**cell, "epochs": 30, "finished_runs": 1}]
+    assert " | 30 | 1 finished run | " in (tmp_path / "plan.md").read_text()

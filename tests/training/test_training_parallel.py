@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,8 +31,11 @@ def config(model="transformer", batch_size=5, **training):
     return from_values(CFLConfig, {**to_values(made), "model": MODELS[model]})
 
 
-def member(rank, count, port, folder, chosen, minutes, dies_at):
-    """One of the processes, as torchrun would start it. Notes how many strings it was given."""
+def member(rank, count, port, folder, chosen, minutes, signals):
+    """One of the processes, as torchrun would start it. Notes how many strings it was given.
+
+    `signals` has the one that a process gets at its ninth batch.
+    """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     given = []
@@ -38,8 +43,8 @@ def member(rank, count, port, folder, chosen, minutes, dies_at):
 
     def noting(self, model, batch):
         given.append(len(batch))
-        if len(given) == dies_at and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if len(given) == 9 and rank in signals:
+            os.kill(os.getpid(), signals[rank])
         return loss(self, model, batch)
 
     CFLTask.loss = noting
@@ -51,13 +56,13 @@ def member(rank, count, port, folder, chosen, minutes, dies_at):
         report.write_text(json.dumps(str(error)))
 
 
-def train_together(folder, chosen, count=2, minutes=None, dies_at=None):
+def train_together(folder, chosen, count=2, minutes=None, signals=None):
     """What each process reported."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     made = [
-        processes().Process(target=member, args=(rank, count, port, folder, chosen, minutes, dies_at))
+        processes().Process(target=member, args=(rank, count, port, folder, chosen, minutes, signals or {}))
         for rank in range(count)
     ]
     for process in made:
@@ -105,12 +110,19 @@ def test_checkpoints_of_one_go_on_in_two_and_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_ends_the_run_and_it_goes_on(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_dies_ends_the_run_and_it_goes_on(rank, tmp_path):
+    """Or that is told to end, as torchrun does with the others."""
     chosen, folder = config(max_epochs=3), tmp_path / "run"
-    told, nothing = train_together(folder, chosen, dies_at=9)
-    assert nothing is None
-    assert told.startswith("process 0 of 2 lost the others: ")
-    assert told.endswith("; --resume goes on from the last checkpoint")
+    told = train_together(folder, chosen, signals={rank: [signal.SIGTERM, signal.SIGKILL][rank]})
+    if rank == 0:
+        ended = "process 0 of 2 was told to end, as when another one has died"
+        assert told[0] == f"{ended}; --resume goes on from the last checkpoint"
+        assert told[1].startswith("process 1 of 2 lost the others: ")
+    else:
+        assert told[0].startswith("process 0 of 2 lost the others: ")
+        assert told[0].endswith("; --resume goes on from the last checkpoint")
+        assert told[1] is None
     assert len(Run(folder).metrics()) == 1
     assert not Run(folder).finished
     train_together(folder, chosen)
@@ -119,14 +131,35 @@ def test_a_process_that_dies_ends_the_run_and_it_goes_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
 def test_torchrun_and_the_command(tmp_path):
-    sets = ["language.name=dyck", "language.lengths=[4,8]", "language.train_batches=4", "training.max_epochs=1"]
-    command = ["-m", "stackattn", "cfl", "train", "--out", str(tmp_path / "run"), "--set", *sets, "model.layers='1'"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*launcher, *command], capture_output=True, text=True, check=False)
+    folder = tmp_path / "run"
+    sets = ["language.name=dyck", "language.lengths=[4,8]", "language.train_batches=4", "training.max_epochs=40"]
+    command = ["-m", "stackattn", "cfl", "train", "--out", str(folder), "--set", *sets, "training.stop_patience=40"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*launcher, "model.layers='1'"], **pipes, text=True)
+    while len(Run(folder).metrics()) < 3 and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(second_process(process.pid), signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    (line,) = [line for line in errors.splitlines() if line.startswith("stackattn cfl train: process 0 of 2 ")]
+    assert line.endswith("; --resume goes on from the last checkpoint")
+    assert 3 <= len(Run(folder).metrics()) < 40
+    done = subprocess.run([*launcher, "model.layers='1'", "--resume"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("max_epochs after 1 evaluations") == 1  # only the first one tells
-    assert json.loads((tmp_path / "run/environment.json").read_text())["processes"] == 2
+    assert done.stdout.count("max_epochs after 40 evaluations") == 1  # only the first one tells
+    assert json.loads((folder / "environment.json").read_text())["processes"] == 2
+
+
+def second_process(launcher):
+    """The one of rank 1 that this torchrun has started."""
+    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
+                return int(pid)
+    raise AssertionError("torchrun has no second process")
 
 
 @pytest.mark.usefixtures("without_onednn")

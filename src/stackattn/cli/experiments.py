@@ -45,16 +45,20 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="run on this Ray cluster, or on a `local` one; needs stackattn[cluster]",
     )
+    parser.add_argument("--memory", type=float, metavar="GB", help="that a run on a cluster asks for (default: 2)")
 
 
 def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report: Any, watch: Any) -> list[Path]:
     """What the arguments of `add_sweep_arguments` ask for; returns the runs that failed."""
     if args.cluster is not None:
-        from ..training.cluster import run_all_on_cluster
+        from ..training.cluster import MEMORY, run_all_on_cluster
 
         if args.processes is not None:
             raise ValueError("--processes: a cluster runs as many as it has cores; leave it out with --cluster")
-        return run_all_on_cluster(jobs, args.cluster, args.budget, args.minutes_each, report, watch)
+        memory = MEMORY if args.memory is None else args.memory
+        return run_all_on_cluster(jobs, args.cluster, args.budget, args.minutes_each, report, watch, memory)
+    if args.memory is not None:
+        raise ValueError("--memory: only runs on a cluster ask for it; leave it out without --cluster")
     from ..training.sweep import run_all
 
     return run_all(jobs, args.processes, args.budget, args.minutes_each, report, watch)

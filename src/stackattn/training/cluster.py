@@ -7,7 +7,6 @@ see the folder of the runs, and to have the same stackattn, torch and Python.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import socket
@@ -18,14 +17,17 @@ from typing import Any
 
 from .experiment import Experiment
 from .loop import Watcher
-from .run import Run, RunError
-from .sweep import Job, Report, run_one, unfinished
+from .run import RunError
+from .sweep import Job, Report, Reporting, run_one, unfinished
 
+MEMORY = 2.0  # GB that Ray sets aside for a run: the largest models of the paper take 1.9, the smallest 0.4
 LOST_WORKERS = 20  # how often a run is taken up again after the loss of its worker or node
 BUSY_SECONDS = 300  # a worker that was given up may hold its run for a while, and a file server its lock
 GRACE_SECONDS = 60  # after the budget, for runs to stop by themselves
 CONNECT_SECONDS = 10
-POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0  # also between two batches that a run reports
+
+log = logging.getLogger(__name__)
 
 
 def run_all_on_cluster(
@@ -35,30 +37,40 @@ def run_all_on_cluster(
     minutes_each: float | None = None,
     report: Report = lambda folder, result: None,
     watch: Callable[[Path], Watcher | None] = lambda folder: None,
+    memory: float = MEMORY,
 ) -> list[Path]:
-    """Like `sweep.run_all`, on the cluster at `address` ("local": a new one on this machine): a core for each run."""
+    """Like `sweep.run_all`, on the cluster at `address` ("local": a new one on this machine).
+
+    Each run asks for a core and so many GB of memory. It is logged if there is no node for that, or if one was lost.
+    """
+    if not memory > 0:
+        raise ValueError(f"memory: expected a positive number of GB, got {memory}")
     deadline = None if minutes is None else time.time() + 60 * minutes
     waiting, failed = unfinished(jobs, report)
+    if not waiting:
+        return failed
     ray = _connect(address)
     try:
+        room, board = _Room(ray, address, memory), _Board(ray, watch)
         # a process for each run, so that its peak memory is its own
-        task = ray.remote(num_cpus=1, max_retries=LOST_WORKERS, max_calls=1)(_task)
+        task = ray.remote(num_cpus=1, memory=int(memory * 1e9), max_retries=LOST_WORKERS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
-            reference = task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions())
-            running[reference] = _Followed(folder, watch)
-        while running and (deadline is None or time.time() < deadline + GRACE_SECONDS):
+            pin = _Pin(board.queue, folder)
+            running[task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions(), pin)] = folder
+        while running and (deadline is None or time.time() < deadline + (GRACE_SECONDS if board.watchers else 0)):
             done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
-            for followed in running.values():
-                followed.look()
+            room.look()
+            board.look()
             for reference in done:
-                folder = running.pop(reference).folder
+                folder = running.pop(reference)
                 result = _result(ray, reference, folder)
                 if result["stopped"].startswith("failed: "):
                     failed.append(folder)
+                board.watchers.pop(folder, None)  # a last batch may still be on its way
                 report(folder, result)
     finally:
-        ray.shutdown()
+        ray.shutdown()  # ends the runs that are under way
     return failed
 
 
@@ -73,43 +85,64 @@ def _result(ray: Any, reference: Any, folder: Path) -> dict[str, Any]:
     return result if kind == "finished" else {"stopped": f"failed: {result}"}
 
 
+class _Room:
+    """Says so when no node is large enough for a run: Ray waits for one in silence."""
+
+    def __init__(self, ray: Any, address: str, memory: float):
+        self.ray, self.address, self.memory = ray, address, memory
+        self.found = True
+
+    def look(self) -> None:
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        found = any(node.get("CPU", 0) >= 1 and node.get("memory", 0) >= self.memory * 1e9 for node in nodes)
+        if self.found and not found:
+            needs = f"a core and {self.memory:g} GB of memory"
+            log.warning(f"cluster {self.address}: no node has {needs} for a run; nothing starts until one joins")
+        self.found = found
+
+
+class _Board:
+    """Where the workers pin up how far their runs have come, for the watchers here."""
+
+    def __init__(self, ray: Any, watch: Callable[[Path], Watcher | None]):
+        from ray.util.queue import Queue
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+        self.watch = watch
+        self.watchers: dict[Path, Watcher | None] = {}  # of the runs that have begun
+
+    def look(self) -> None:
+        for folder, (kind, values) in self.queue.get_nowait_batch(self.queue.size()):
+            if kind == "begun" and folder in self.watchers:
+                log.warning(f"{folder}: its worker was lost; {values[0]} goes on with it")
+            elif kind == "begun":
+                self.watchers[folder] = self.watch(folder)
+            elif (watcher := self.watchers.get(folder)) is not None:
+                getattr(watcher, kind)(*values)
+
+
+class _Pin:
+    """Sends to the board what a `Reporting` has to say of a run."""
+
+    def __init__(self, queue: Any, folder: Path):
+        self.queue, self.folder = queue, folder
+
+    def send(self, obj: Any) -> None:
+        import ray
+
+        sent = self.queue.actor.put_nowait.remote((self.folder, obj))
+        if obj[0] != "batch":  # the others are there before the run ends
+            ray.get(sent)
+
+
 def versions() -> dict[str, str]:
     import torch
 
     from .. import __version__
 
     return {"stackattn": __version__, "torch": torch.__version__, "Python": platform.python_version()}
-
-
-class _Followed:
-    """Tells a watcher of the lines that a run on another machine adds to its metrics."""
-
-    def __init__(self, folder: Path, watch: Callable[[Path], Watcher | None]):
-        self.folder, self.watch = folder, watch
-        self.watcher: Watcher | None = None  # when there is something to show
-        scores = [values["score"] for values in Run(folder).metrics()]
-        self.seen, self.best = len(scores), min(scores, default=math.inf)
-        self.size = self._size()
-
-    def _size(self) -> int:
-        path = self.folder / "metrics.jsonl"
-        return path.stat().st_size if path.exists() else 0
-
-    def look(self) -> None:
-        try:
-            if (size := self._size()) == self.size:
-                return
-            rows = Run(self.folder).metrics()
-        except (OSError, ValueError):  # it is being written on another machine: next time
-            return
-        self.size = size
-        if self.watcher is None:
-            self.watcher = self.watch(self.folder)
-        for values in rows[self.seen :]:
-            if self.watcher is not None:
-                self.watcher.evaluation(values, values["score"] < self.best)
-            self.best = min(self.best, values["score"])
-        self.seen = max(self.seen, len(rows))
 
 
 def _connect(address: str) -> Any:
@@ -124,7 +157,8 @@ def _connect(address: str) -> Any:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         # "local" is Ray's word, too: a new cluster, even where one is running
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if local else None)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises bare ones, too
+        ray.shutdown()  # it may have got half the way
         raise RunError(f"cluster {address}: cannot connect: {' '.join(str(error).split())}") from error
     return ray
 
@@ -136,6 +170,7 @@ def _task(
     deadline: float | None,
     minutes_each: float | None,
     expected: dict[str, str],
+    pin: _Pin,
 ) -> tuple[str, Any]:
     """`place` is the directory that relative paths are meant from: those of the run and of its data."""
     if (found := versions()) != expected:
@@ -144,9 +179,10 @@ def _task(
     if not Path(place).is_dir():
         return "failed", f"{socket.gethostname()} has no folder {place}: all nodes have to share it"
     os.chdir(place)
+    pin.send(("begun", (socket.gethostname(),)))
     given_up = time.monotonic() + BUSY_SECONDS
     while True:
-        kind, result = run_one(config, Path(folder), deadline, minutes_each)
+        kind, result = run_one(config, Path(folder), deadline, minutes_each, Reporting(pin, POLL_SECONDS))
         if kind == "busy" and time.monotonic() < given_up:
             time.sleep(1)
             continue

@@ -7,6 +7,8 @@ of one process, but for the order of floating-point additions. The first process
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -48,19 +50,40 @@ class Processes:
             yield
             return
         try:
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(hours=12))  # the others wait while the first evaluates
-            yield
+            with self._told_to_end():
+                backend = "nccl" if self.device.type == "cuda" else "gloo"
+                dist.init_process_group(backend, timeout=timedelta(hours=12))  # others wait while the first evaluates
+                yield
         except RunError:
             raise
         except RuntimeError as error:  # gloo and nccl have no error of their own for this
             if not any(word in str(error).lower() for word in ("gloo", "nccl", "peer", "connection", "timed out")):
                 raise
-            lost = f"process {self.rank} of {self.count} lost the others: {str(error).splitlines()[0]}"
-            raise RunError(f"{lost}; --resume goes on from the last checkpoint") from error
+            raise self._lost(f"lost the others: {str(error).splitlines()[0]}") from error
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+    @contextmanager
+    def _told_to_end(self) -> Iterator[None]:
+        """If a process dies, torchrun ends the others by SIGTERM: they say so first."""
+        if threading.current_thread() is not threading.main_thread():  # others cannot listen to signals
+            yield
+            return
+
+        def end(*_: Any) -> None:
+            raise self._lost("was told to end, as when another one has died")
+
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            yield
+        except BaseException:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the signal may come while the reason is being told
+            raise
+        signal.signal(signal.SIGTERM, before)
+
+    def _lost(self, what: str) -> RunError:
+        return RunError(f"process {self.rank} of {self.count} {what}; --resume goes on from the last checkpoint")
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model whose gradients are those of all processes."""

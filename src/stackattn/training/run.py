@@ -14,7 +14,9 @@ written after it is cut off when the run goes on.
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -35,6 +37,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # what file servers answer that have none
 STATE = {"plateau", "stopping", "progress", "learning_rate", "metrics", "tensors"}
 
 
@@ -216,6 +219,11 @@ class Run:
         except BlockingIOError:
             self.close()
             raise RunBusy(f"{self.folder}: another process is working on this run") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            alone = "see to it that no other process works on this run"
+            logging.getLogger(__name__).warning(f"{self.folder}: no locks here ({error.strerror}); {alone}")
 
     def _read(self, name: str) -> Any:
         path = self.folder / name

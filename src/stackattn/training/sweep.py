@@ -123,15 +123,15 @@ class Sender(Protocol):
     def send(self, obj: Any) -> None: ...
 
 
-class _Reporting:
-    """Watches a run and tells the process that started it."""
+class Reporting:
+    """Watches a run and tells the process that started it: of batches only every so many seconds."""
 
-    def __init__(self, sender: Sender):
-        self.sender = sender
+    def __init__(self, sender: Sender, every: float = SHOWN_EVERY):
+        self.sender, self.every = sender, every
         self.told = 0.0
 
     def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
-        if time.monotonic() - self.told > SHOWN_EVERY:
+        if time.monotonic() - self.told > self.every:
             self.told = time.monotonic()
             self.sender.send(("batch", (epoch, done, total, loss)))
 
@@ -143,7 +143,7 @@ def _run(sender: Sender, config: Experiment, folder: Path, deadline: float | Non
     """One run, in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the first one ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    kind, result = run_one(config, folder, deadline, minutes_each, _Reporting(sender))
+    kind, result = run_one(config, folder, deadline, minutes_each, Reporting(sender))
     sender.send(("finished" if kind == "finished" else "failed", (result,)))
 
 

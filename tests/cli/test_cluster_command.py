@@ -1,0 +1,111 @@
+"""`--cluster local` on `sweep` and `reproduce`: what local processes give, interrupted and taken up again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stackattn.cli import main
+from stackattn.training import Run
+from stackattn.training import cluster as cluster_module
+
+pytest.importorskip("ray")
+
+TINY = {
+    "language": {"name": "marked-reversal", "lengths": [5, 9], "train_batches": 40, "validation_batches": 2},
+    "model": {"layers": "1", "d_model": 8, "heads": 2},
+    "training": {"max_epochs": 40, "stop_patience": 40},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick_workers(monkeypatch):
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else they give way to all that the machine does otherwise
+
+
+def figures(out):
+    """Of all runs: metrics without what depends on the clock."""
+    clock = ("seconds", "train_seconds", "memory")
+    runs = {path.parent.relative_to(out): Run(path.parent) for path in Path(out).rglob("result.json")}
+    return {
+        name: [{key: value for key, value in row.items() if key not in clock} for row in run.metrics()]
+        for name, run in runs.items()
+    }
+
+
+def nothing_is_started(command, monkeypatch):
+    """All runs are finished: there is no need for a cluster."""
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster_module, "_connect", lambda address: pytest.fail("a cluster was started"))
+        assert main(command) == 0
+
+
+@pytest.mark.slow
+def test_a_sweep_interrupted(tmp_path, capsys, monkeypatch):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(json.dumps(TINY))
+    sweep = ["cfl", "sweep", str(config), "--restarts", "2", "--out"]
+    out = tmp_path / "cluster"
+    command = [*sweep, str(out), "--cluster", "local"]
+
+    def listen() -> None:
+        os.setpgid(0, 0)  # a terminal interrupts all that the command has started
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore it, and so do their children
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-m", "stackattn", *command], **pipes, text=True, preexec_fn=listen)
+    printed = iter(process.stdout.readline, "")
+    assert any(line.startswith("run 00  epoch   2  loss") for line in printed)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "stopped; the same command goes on\n"
+    before = Run(out / "00").metrics()[:2]
+    assert not Run(out / "00").finished
+    assert main(command) == 0
+    assert Run(out / "00").metrics()[:2] == before  # with the times of then
+    assert main([*sweep, str(tmp_path / "processes"), "--processes", "2"]) == 0
+    assert figures(out) == figures(tmp_path / "processes")
+    assert len(figures(out)) == 2
+    capsys.readouterr()
+    nothing_is_started(command, monkeypatch)
+    assert "the best run is in" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_reproduce(tmp_path, capsys, monkeypatch):
+    configs = tmp_path / "configs/marked-reversal"
+    configs.mkdir(parents=True)
+    (configs / "tf.yaml").write_text(json.dumps(TINY))
+    command = ["reproduce", "figure-2", "--tasks", "marked-reversal", "--models", "tf", "--restarts", "2"]
+    command += ["--configs", str(tmp_path / "configs"), "--set", "training.max_epochs=2", "--out"]
+    on_cluster = [*command, str(tmp_path / "cluster"), "--cluster", "local", "--memory", "0.5"]
+    assert main(on_cluster) == 0
+    assert f"{tmp_path}/cluster/marked-reversal/tf/00: max_epochs" in capsys.readouterr().out
+    nothing_is_started(on_cluster, monkeypatch)
+    assert "2 of 2 runs are finished" in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "processes")]) == 0
+    assert figures(tmp_path / "cluster") == figures(tmp_path / "processes")
+    assert len(figures(tmp_path / "cluster")) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cluster", "127.0.0.1:9"], "cluster 127.0.0.1:9: cannot connect: "),
+        (["--cluster", "local", "--processes", "2"], "--processes: a cluster runs as many as it has cores"),
+        (["--cluster", "local", "--memory", "0"], "memory: expected a positive number of GB, got 0"),
+        (["--memory", "1"], "--memory: only runs on a cluster ask for it"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, tmp_path, capsys):
+    sets = ["--set", "language.name=dyck", "model.layers='1'"]
+    assert main(["cfl", "sweep", "--out", str(tmp_path / "runs"), *arguments, *sets]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"stackattn cfl sweep: {message}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
