@@ -52,12 +52,6 @@ class Cell:
         return sum(bool(Run(folder).metrics()) for folder in self.folders)
 
 
-def tested(folder: Path) -> bool:
-    """Whether a run's `test.json` is of its best model. Where the model is not kept, the test is left as it is."""
-    test, model = folder / "test.json", folder / "best/model.safetensors"
-    return test.exists() and (not model.exists() or model.stat().st_mtime <= test.stat().st_mtime)
-
-
 PENN_TREEBANK = ("ptb",), TRANSFORMERS, 20, "experiments", "stackattn.training.lm:LMConfig"
 
 TARGETS = {
