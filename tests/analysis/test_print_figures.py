@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -79,7 +81,7 @@ def test_figures_can_be_read_at_the_width_of_a_text(tmp_path, monkeypatch, symbo
         figure.draw_without_rendering()
         for labels in (figure.axes[0].get_xticklabels(), figure.axes[0].get_yticklabels()):
             boxes = [label.get_window_extent() for label in labels]
-            assert not any(a.overlaps(b) for a, b in zip(boxes, boxes[1:], strict=False))
+            assert not any(a.overlaps(b) for a, b in pairwise(boxes))
     axes = figures[0].axes[0]
     shown = [label.get_text().split() for label in axes.get_yticklabels()]
     assert [int(number) for number, _ in shown] == list(range(0, n, int(shown[1][0])))

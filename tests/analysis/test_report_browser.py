@@ -238,7 +238,7 @@ def test_labels_of_charts_can_be_read(open_page, make_run, tmp_path):
     for width in (390, 1280):
         page = open_page(path, viewport={"width": width, "height": 900})
         texts = page.locator(".charts figure > svg text")
-        assert "LSTM+Sup" in texts.all_inner_texts()
+        assert texts.all_text_contents().count("LSTM+Sup") == 2
         sizes = "all => all.map(text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().d)"
         upright = page.locator(".charts figure > svg text:not([transform])")
         assert min(upright.evaluate_all(sizes)) > 10.5

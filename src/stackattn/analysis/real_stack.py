@@ -22,9 +22,9 @@ from .traces import StackTrace
 
 DETERMINISTIC = ("marked-reversal", "dyck")
 REAL_TOP = (  # what `agreements` counts, in words
-    "share of steps at which the most weighted token is the one that a real stack would have on top (the bottom, or the "
-    "share that is empty, is no token); or, where the real stack is empty, at which the bottom or the empty share, or "
-    "BOS, outweighs every symbol"
+    "share of steps at which the most weighted token is the one that a real stack would have on top (the bottom, or "
+    "the share that is empty, is no token); or, where the real stack is empty, at which the bottom or the empty share, "
+    "or BOS, outweighs every symbol"
 )
 
 
@@ -92,30 +92,30 @@ def agreements(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run: bo
 
     - Where `tops` has a position, its token must have more weight than any other token. The bottom, or the share of a
       superposition stack that is empty, is no token, and does not compete.
-    - Where `tops` says -1, the bottom or the empty share must have more weight than any symbol of the string. BOS, which
-      is none, may stand for it.
+    - Where `tops` says -1, the bottom or the empty share must have more weight than any symbol of the string. BOS,
+      which is none, may stand for it.
 
     Or, for `best_run`, what the run of the largest weight has on top must be that token; or the bottom or BOS. The step
     that reads BOS is not counted.
     """
     before = 1 - trace.first  # columns of BOS
+    columns = [real_columns(trace, row) for row in tops]
     if best_run:
         found = [[stack[-1][0] + 1 for stack in run.stacks()] for run in trace.best_runs()]
-        judge = _is_top
+        right = [
+            [column == real or (real == 0 and column <= before) for column, real in zip(row, of, strict=True)]
+            for row, of in zip(found, columns, strict=True)
+        ]
     else:
-        found = trace.tops().tolist()
-        judge = _has_most_weight
-    return [
-        [judge(top, real, before) for top, real in list(zip(row, real_columns(trace, of), strict=True))[before:]]
-        for row, of in zip(found, tops, strict=True)
-    ]
-
-
-def _is_top(column: int, real: int, before: int) -> bool:
-    return column == real or (real == 0 and column <= before)
+        right = [
+            [_has_most_weight(weights, real, before) for weights, real in zip(row, of, strict=True)]
+            for row, of in zip(trace.tops().tolist(), columns, strict=True)
+        ]
+    return [row[before:] for row in right]
 
 
 def _has_most_weight(weights: list[float], real: int, before: int) -> bool:
+    """Of one step's weights, (T + 1,)."""
     if real == 0:
         return max(weights[: before + 1]) > max(weights[before + 1 :])
     return weights[real] > max([*weights[1:real], *weights[real + 1 :]], default=0.0)
