@@ -2,8 +2,10 @@
 
 Each cell is measured in a process of its own with one thread: training steps on batches of typical lengths, and what it
 takes to evaluate. How many epochs a run needs depends on its learning rate: where there are finished runs of a cell, as
-`stackattn reproduce` leaves them, the plan takes their mean, elsewhere the assumption in EPOCHS. The simulation gives
-every core the next run of the list as soon as it is free, the longest runs first.
+`stackattn reproduce` leaves them, the plan takes their mean, elsewhere the assumption in EPOCHS. Runs that
+were cut short by `--set training.max_epochs` or finished early by a small budget make that mean too low. The simulation
+gives every core the next run as soon as it is free, in the order of `stackattn reproduce`: one restart of every cell,
+then the second ones.
 """
 
 import argparse
@@ -129,9 +131,9 @@ def _seconds(function) -> float:
 
 
 def makespan(seconds: Sequence[float], cores: int) -> float:
-    """When the last of the runs ends, if each core takes the longest run that is left as soon as it is free."""
+    """When the last of the runs ends, if each core takes the next one as soon as it is free."""
     free = [0.0] * cores
-    for duration in sorted(seconds, reverse=True):
+    for duration in seconds:
         heapq.heappush(free, heapq.heappop(free) + duration)
     return max(free)
 
@@ -141,9 +143,9 @@ def plan(rows: list[dict], cores: Sequence[int] = CORES) -> list[dict]:
     runs = {
         name: [
             row["seconds_per_epoch"] * row["epochs"]
+            for _ in range(RESTARTS[name])
             for row in rows
             if kind(row["task"]) == name
-            for _ in range(RESTARTS[name])
         ]
         for name in RESTARTS
     }

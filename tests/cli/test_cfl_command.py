@@ -162,6 +162,26 @@ def test_an_array_job_trains_one_run_in_each_task(tmp_path, capsys):
     assert "marked-reversal" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_reproduce_fails_with_its_runs(tmp_path, capsys, monkeypatch):
+    """The others are shown all the same."""
+    for task, changes in (("dyck", {}), ("marked-reversal", {"training": {"learning_rate": 1e30}})):
+        (tmp_path / "configs" / task).mkdir(parents=True)
+        values = {**TINY, **changes, "language": {**TINY["language"], "name": task, "lengths": [5, 10]}}
+        if changes:
+            values["training"]["learning_rates"] = [1e30, 1e30]
+        (tmp_path / "configs" / task / "tf.yaml").write_text(json.dumps(values))
+    command = ["reproduce", "figure-2", "--tasks", "dyck", "marked-reversal", "--models", "tf", "--restarts", "1"]
+    command += ["--configs", str(tmp_path / "configs"), "--out", str(tmp_path / "out"), "--processes", "1"]
+    assert main(command) == 1
+    printed = capsys.readouterr().out
+    assert "marked-reversal/tf/00: failed: " in printed
+    assert "dyck" in (tmp_path / "out/figure-2.md").read_text()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(command) == 2
+    assert "start sweeps without it" in capsys.readouterr().err
+
+
 def test_curves_need_matplotlib_only_when_drawing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     from stackattn.analysis.curves import draw_figure_2

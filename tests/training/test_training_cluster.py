@@ -282,3 +282,31 @@ def test_a_cluster_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="memory: expected a positive number of GB, got 0"):
         run_all_on_cluster(jobs(tmp_path, 1), "local", memory=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_not_seen_here_ends_early(two_nodes, monkeypatch, tmp_path):
+    """As where nodes have disks of their own: not after all the work, which would be lost."""
+    monkeypatch.setattr(cluster_module, "_seen", lambda folder: False)
+    monkeypatch.setattr(cluster_module, "SEEN_SECONDS", 0)
+    ((folder, config),) = jobs(tmp_path, 1, max_epochs=100_000, stop_patience=100_000)
+    results = {}
+    failed = run_all_on_cluster([(folder, config)], two_nodes.address, report=results.__setitem__)
+    assert failed == [folder]
+    assert results[folder]["stopped"] == f"failed: {cluster_module.HIDDEN}"
+    assert not Run(folder).finished
+
+
+def test_the_callers_own_connection_is_left_alone(two_nodes, tmp_path):
+    ray.init(two_nodes.address, log_to_driver=False)
+    try:
+        with pytest.raises(RunError, match="this process is connected to Ray already"):
+            run_all_on_cluster(jobs(tmp_path, 1), two_nodes.address)
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
+def test_memory_is_a_number(tmp_path):
+    for memory in (0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="memory: expected a positive number of GB"):
+            run_all_on_cluster(jobs(tmp_path, 1), "local", memory=memory)

@@ -151,6 +151,10 @@ def test_torchrun_and_the_command(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("max_epochs after 40 evaluations") == 1  # only the first one tells
     assert json.loads((folder / "environment.json").read_text())["processes"] == 2
+    again = subprocess.run([*launcher, "model.layers='1'"], capture_output=True, text=True, check=False)
+    assert again.returncode != 0
+    assert again.stderr.count(f"{folder}: this run is finished") == 2  # by both: nobody waits for the other
+    assert "forcefully" not in again.stderr
 
 
 def second_process(launcher):

@@ -443,3 +443,19 @@ def test_tensorboard_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(RunError, match=r"pip install 'stackattn\[tensorboard\]'"):
         run_experiment(tiny(), tmp_path / "run", tensorboard=True)
     run_experiment(tiny(), tmp_path / "other")
+
+
+def test_a_test_counts_for_its_own_model_only(tmp_path):
+    """Whatever the times of the files, which a copy or a clone sets at will."""
+    run = Run(tmp_path / "run")
+    assert run.test() is None
+    run_experiment(tiny(), run.folder)
+    assert run.test() is None
+    test = {"model": run.model_checksum(), "difference": 0.5}
+    (run.folder / "test.json").write_text(json.dumps(test))
+    os.utime(run.folder / "test.json", (0, 0))
+    assert run.test() == test
+    (run.folder / "test.json").write_text(json.dumps({**test, "model": "another"}))
+    assert run.test() is None
+    (run.folder / "best/model.safetensors").unlink()  # nothing can be measured again: it is kept
+    assert run.test() == {**test, "model": "another"}

@@ -50,6 +50,8 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report: Any, watch: Any) -> list[Path]:
     """What the arguments of `add_sweep_arguments` ask for; returns the runs that failed."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("torchrun trains one run in several processes; start sweeps without it")
     if args.cluster is not None:
         from ..training.cluster import MEMORY, run_all_on_cluster
 

@@ -13,7 +13,7 @@ from ..files import write_json
 from ..training import Run
 from ..training.cfl import evaluate_run
 from ..training.sweep import best_of
-from .reproduce import Cell, tested
+from .reproduce import Cell
 from .tables import number, publish
 
 TEST_LENGTHS = (40, 100)
@@ -26,7 +26,8 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        if not tested(folder) or _of_other_strings(folder):
+        test = Run(folder).test()
+        if test is None or (test["per_length"] != TEST_STRINGS and Run(folder).model_checksum()):
             write_json(folder / "test.json", evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS))
         lines.append({"task": cell.task, "model": cell.model, "run": folder, "best": best, "restarts": cell.begun})
     header = ["task", "model", "runs", "validation", "test, seen lengths", "longer", "epoch", "rate", "minutes"]
@@ -53,12 +54,6 @@ def _row(line: dict[str, Any]) -> list[str]:
         f"{best['learning_rate']:.2g}",
         f"{best['seconds'] / 60:.1f}",
     ]
-
-
-def _of_other_strings(folder: Path) -> bool:
-    """Whether a test was made with another number of strings, and its model is there to repeat it."""
-    test = json.loads((folder / "test.json").read_text(encoding="utf-8"))
-    return test["per_length"] != TEST_STRINGS and (folder / "best/model.safetensors").exists()
 
 
 def _draw(lines: list[dict[str, Any]], path: Path) -> int:

@@ -52,12 +52,6 @@ class Cell:
         return sum(bool(Run(folder).metrics()) for folder in self.folders)
 
 
-def tested(folder: Path) -> bool:
-    """Whether a run's `test.json` is of its best model. Where the model is not kept, the test is left as it is."""
-    test, model = folder / "test.json", folder / "best/model.safetensors"
-    return test.exists() and (not model.exists() or model.stat().st_mtime <= test.stat().st_mtime)
-
-
 PENN_TREEBANK = ("ptb",), TRANSFORMERS, 20, "experiments", "stackattn.training.lm:LMConfig"
 
 TARGETS = {
@@ -144,8 +138,7 @@ def run(args: argparse.Namespace) -> int:
             if not 0 <= args.job < len(jobs):
                 raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")
             return 1 if _train([jobs[args.job]], args) else 0
-        if args.budget != 0:
-            _train(jobs, args)
+        failed = _train(jobs, args) if args.budget != 0 else []
         cells: dict[tuple[str, str], Cell] = {}
         for folder, _ in jobs:
             task, model = folder.parts[-3:-1]
@@ -153,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         if not any((folder / "metrics.jsonl").exists() for folder, _ in jobs):
             print(f"there are no runs in {args.out} yet", file=sys.stderr)
             return 1
-        return named(target.show)(list(cells.values()), Path(args.out))
+        return named(target.show)(list(cells.values()), Path(args.out)) or (1 if failed else 0)
     except (ValueError, RunError, OSError) as error:
         print(f"stackattn reproduce {args.what}: {error}", file=sys.stderr)
         return 2

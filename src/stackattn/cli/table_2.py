@@ -14,7 +14,7 @@ from ..models.paper import ARCHITECTURES, COUNTS
 from ..training import Run
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
-from .reproduce import Cell, tested
+from .reproduce import Cell
 from .tables import number, publish
 
 
@@ -94,11 +94,10 @@ def _tested(folder: Path) -> dict[str, Any]:
 
     Without its model, what was measured before is kept; without the data there is no test.
     """
-    test = folder / "test.json"
-    if not tested(folder) and (folder / "best/model.safetensors").exists():
+    run = Run(folder)
+    if run.test() is None and run.model_checksum():
         try:
-            write_json(test, evaluate_run(folder))
+            write_json(folder / "test.json", evaluate_run(folder))
         except FileNotFoundError as error:
             print(f"no test: {error}", file=sys.stderr)
-            return {}
-    return json.loads(test.read_text(encoding="utf-8")) if test.exists() else {}
+    return run.test() or {}

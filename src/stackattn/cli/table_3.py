@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..analysis.curves import LABELS
+from ..training import Run
 from ..training.sweep import best_of
-from .reproduce import Cell, tested
+from .reproduce import Cell
 from .tables import number, publish
 
 PAPER = {
@@ -49,12 +49,12 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 def _test(folder: Path) -> dict[str, Any]:
     """The test of a run's best model, made if that was not done yet. Without the model the test is kept as it is."""
-    path = folder / "test.json"
-    if not tested(folder) and (folder / "best/model.safetensors").exists():
+    run = Run(folder)
+    if run.test() is None and (model := run.model_checksum()):
         from ..training.mt import read_test_set
         from ..training.translator import Translator, write_scores
 
         print(f"translating the test set with {folder}", file=sys.stderr, flush=True)
         scores, translations = Translator.load(folder).evaluate(*read_test_set(folder))
-        write_scores(folder / "test", {"split": "test", **scores}, translations)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        write_scores(folder / "test", {"split": "test", "model": model, **scores}, translations)
+    return run.test() or {}

@@ -134,6 +134,8 @@ class _NondeterministicStack(_StackMaps):
 class LSTMLM(nn.Module):
     """A language model: logits of the next token after each one, BOS first."""
 
+    may_leave_parameters_unused = True  # a batch of one symbol never asks the stack: no gradient for its parameters
+
     def __init__(self, config: LSTMConfig):
         super().__init__()
         self.config = config

@@ -20,6 +20,7 @@ from ..models.saving import load, save
 from .architectures import ModelOptions, TransformerOptions, build_language_model
 from .experiment import config_of, in_section, perplexity
 from .loop import TrainingConfig
+from .run import Run
 
 
 @dataclass(frozen=True)
@@ -183,4 +184,5 @@ def evaluate_run(
     """`evaluate_by_length` of the best model of a run: on its lengths and a quarter more, if they are not given."""
     options = config_of(CFLConfig, folder).language
     chosen = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
-    return evaluate_by_length(load(Path(folder) / "best"), options, chosen, per_length, seed)
+    found = evaluate_by_length(load(Path(folder) / "best"), options, chosen, per_length, seed)
+    return {"model": Run(folder).model_checksum(), **found}

@@ -7,6 +7,7 @@ see the folder of the runs, and to have the same stackattn, torch and Python.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import socket
@@ -23,9 +24,12 @@ from .sweep import Job, Report, Reporting, run_one, unfinished
 MEMORY = 2.0  # GB that Ray sets aside for a run: the largest models of the paper take 1.9, the smallest 0.4
 LOST_WORKERS = 20  # how often a run is taken up again after the loss of its worker or node
 BUSY_SECONDS = 300  # a worker that was given up may hold its run for a while, and a file server its lock
+SEEN_SECONDS = 120  # after its first evaluation a run has to be seen here: file servers may be slow to show it
 GRACE_SECONDS = 60  # after the budget, for runs to stop by themselves
 CONNECT_SECONDS = 10
 POLL_SECONDS = 1.0  # also between two batches that a run reports
+
+HIDDEN = "the run is not to be seen here: all nodes have to share its folder"
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +47,13 @@ def run_all_on_cluster(
 
     Each run asks for a core and so many GB of memory. It is logged if there is no node for that, or if one was lost.
     """
-    if not memory > 0:
+    if not 0 < memory < math.inf:
         raise ValueError(f"memory: expected a positive number of GB, got {memory}")
-    deadline = None if minutes is None else time.time() + 60 * minutes
     waiting, failed = unfinished(jobs, report)
     if not waiting:
         return failed
     ray = _connect(address)
+    deadline = None if minutes is None else time.time() + 60 * minutes
     try:
         room, board = _Room(ray, address, memory), _Board(ray, watch)
         # a process for each run, so that its peak memory is its own
@@ -62,13 +66,18 @@ def run_all_on_cluster(
             done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
             room.look()
             board.look()
-            for reference in done:
+            hidden = [reference for reference, folder in running.items() if board.hides(folder)]
+            for reference in hidden:
+                ray.cancel(reference, force=True)
+            for reference in dict.fromkeys([*done, *hidden]):
                 folder = running.pop(reference)
-                result = _result(ray, reference, folder)
+                result = {"stopped": f"failed: {HIDDEN}"} if reference in hidden else _result(ray, reference, folder)
                 if result["stopped"].startswith("failed: "):
                     failed.append(folder)
                 board.watchers.pop(folder, None)  # a last batch may still be on its way
                 report(folder, result)
+    except ray.exceptions.RayError as error:
+        raise RunError(f"cluster {address}: lost: {_last_line(error)}; the same command goes on") from error
     finally:
         ray.shutdown()  # ends the runs that are under way
     return failed
@@ -79,10 +88,18 @@ def _result(ray: Any, reference: Any, folder: Path) -> dict[str, Any]:
     try:
         kind, result = ray.get(reference)
     except ray.exceptions.RayError as error:
-        kind, result = "failed", str(error).strip().splitlines()[-1]  # the first lines are a traceback
-    if kind == "finished" and result["stopped"] != "budget" and not (folder / "config.json").exists():
-        kind, result = "failed", "the run is not to be seen here: all nodes have to share its folder"
+        kind, result = "failed", _last_line(error)
+    if kind == "finished" and result["stopped"] != "budget" and not _seen(folder):
+        kind, result = "failed", HIDDEN
     return result if kind == "finished" else {"stopped": f"failed: {result}"}
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]  # the first lines are a traceback
+
+
+def _seen(folder: Path) -> bool:
+    return (folder / "config.json").exists()
 
 
 class _Room:
@@ -112,6 +129,7 @@ class _Board:
         self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self.watch = watch
         self.watchers: dict[Path, Watcher | None] = {}  # of the runs that have begun
+        self.hidden: dict[Path, float] = {}  # runs that are evaluated somewhere and are not to be seen here, since when
 
     def look(self) -> None:
         for folder, (kind, values) in self.queue.get_nowait_batch(self.queue.size()):
@@ -121,6 +139,13 @@ class _Board:
                 self.watchers[folder] = self.watch(folder)
             elif (watcher := self.watchers.get(folder)) is not None:
                 getattr(watcher, kind)(*values)
+            if kind == "evaluation" and not _seen(folder):
+                self.hidden.setdefault(folder, time.monotonic())
+
+    def hides(self, folder: Path) -> bool:
+        """Whether a run's folder has long not been seen, so that its work would be lost."""
+        since = self.hidden.get(folder)
+        return since is not None and time.monotonic() >= since + SEEN_SECONDS and not _seen(folder)
 
 
 class _Pin:
@@ -150,6 +175,8 @@ def _connect(address: str) -> Any:
         import ray
     except ModuleNotFoundError:
         raise RunError("--cluster needs Ray: pip install 'stackattn[cluster]'") from None
+    if ray.is_initialized():
+        raise RunError(f"cluster {address}: this process is connected to Ray already; ray.shutdown() first")
     local = address == "local"
     try:
         if ":" in address:  # Ray itself would try for minutes

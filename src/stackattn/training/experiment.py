@@ -49,8 +49,7 @@ def run_experiment(
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     run, processes = Run(folder, tensorboard), Processes(device)
-    if processes.first:
-        run.check(config, resume)
+    run.check(config, resume)  # in every process: one that waits for a first one that was refused waits long
     task, model = config.make()
     model.to(processes.device)
     try:

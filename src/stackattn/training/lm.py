@@ -21,6 +21,7 @@ from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
 from .experiment import config_of, in_section, perplexity
 from .loop import TrainingConfig
+from .run import Run
 
 EVALUATION_TOKENS = 2048  # of a batch without gradients
 IGNORED = -100  # the target of padding
@@ -163,4 +164,9 @@ def evaluate_run(folder: str | Path, split: str = "test", data: str | Path | Non
     data = config_of(LMConfig, folder).data.folder if data is None else data
     model, vocabulary = load_language_model(folder)
     found = evaluate_sentences(model, read_split(data, split, vocabulary), vocabulary)
-    return {"split": split, **found, "parameters": sum(x.numel() for x in model.parameters())}
+    return {
+        "split": split,
+        "model": Run(folder).model_checksum(),
+        **found,
+        "parameters": sum(x.numel() for x in model.parameters()),
+    }

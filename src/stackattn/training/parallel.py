@@ -50,9 +50,9 @@ class Processes:
             yield
             return
         try:
-            with self._told_to_end():
-                backend = "nccl" if self.device.type == "cuda" else "gloo"
-                dist.init_process_group(backend, timeout=timedelta(hours=12))  # others wait while the first evaluates
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(hours=12))  # others wait while the first evaluates
+            with self._told_to_end():  # not before: while it waits for the others, Python hears no signals
                 yield
         except RunError:
             raise
@@ -87,8 +87,11 @@ class Processes:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model whose gradients are those of all processes."""
-        # an LSTM that reads one symbol never asks its stack: such parameters have no gradient in that batch
-        return model if self.count == 1 else DistributedDataParallel(model, find_unused_parameters=True)
+        if self.count == 1:
+            return model
+        return DistributedDataParallel(
+            model, find_unused_parameters=getattr(model, "may_leave_parameters_unused", False)
+        )
 
     def mean(self, *numbers: float) -> list[float]:
         """Of all processes; the same bits in each of them."""

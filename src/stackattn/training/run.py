@@ -15,6 +15,7 @@ written after it is cut off when the run goes on.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -117,6 +118,18 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         return self._read("result.json")
+
+    def model_checksum(self) -> str | None:
+        """Of the best model, if it is there. A test has it, so that one of an earlier model counts for nothing."""
+        path = self.folder / "best/model.safetensors"
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+    def test(self) -> dict[str, Any] | None:
+        """What was measured of the best model on test data, and kept in `test.json`; not if it was another model."""
+        if not (self.folder / "test.json").exists():
+            return None
+        found, known = self._read("test.json"), self.model_checksum()
+        return found if known is None or found.get("model") == known else None
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
