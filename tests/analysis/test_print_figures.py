@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,49 @@ def test_what_is_drawn(tmp_path, monkeypatch):
     np.testing.assert_allclose(heights[0].lines[0].get_ydata(), np.arange(T) / 2)
     for index, (q, s) in enumerate((q, s) for q in range(2) for s in range(3)):
         np.testing.assert_allclose(maps[index].images[0].get_array(), split()[:, :, q, s])
+
+
+@pytest.mark.parametrize("symbols", [12, 80])
+def test_figures_can_be_read_at_the_width_of_a_text(tmp_path, monkeypatch, symbols):
+    """They are at most 5.5 inches wide, so print does not shrink them, and no letters are below 6 points or overlap."""
+    import struct
+
+    from matplotlib.figure import Figure
+
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: figures.append(figure) or save(figure, *a, **k))
+    tokens = ["BOS", *("([])" * 20)[:symbols]]
+    n = len(tokens)
+    weights = torch.rand(n, n + 1, 3, 3)
+    made = [
+        attention_map(weights[..., 0, 0], tokens, tmp_path / "map.png", truth=[0] * n),
+        attention_map(weights[:, 1:, 0, 0], tokens, tmp_path / "bare.png"),
+        height_chart(torch.rand(n), tokens, tmp_path / "height.png"),
+        split_map(weights, tokens, tmp_path / "split.png"),
+        action_map(weights[:, 0, 0], tokens, ("push", "no-op", "pop"), tmp_path / "actions.png"),
+    ]
+    for path, figure in zip(made, figures, strict=True):
+        (pixels,) = struct.unpack(">I", path.read_bytes()[16:20])  # the width in the header of a PNG
+        assert pixels / 200 <= 5.5
+        texts = [text for axes in figure.axes for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]]
+        texts += figure.findobj(lambda artist: hasattr(artist, "get_fontsize"))
+        assert min(text.get_fontsize() for text in texts if text.get_text()) >= 6
+    for figure in figures[:3]:
+        figure.set_dpi(200)
+        figure.draw_without_rendering()
+        for labels in (figure.axes[0].get_xticklabels(), figure.axes[0].get_yticklabels()):
+            boxes = [label.get_window_extent() for label in labels]
+            assert not any(a.overlaps(b) for a, b in pairwise(boxes))
+    axes = figures[0].axes[0]
+    shown = [label.get_text().split() for label in axes.get_yticklabels()]
+    assert [int(number) for number, _ in shown] == list(range(0, n, int(shown[1][0])))
+    bottom, *columns = (label.get_text() for label in axes.get_xticklabels())
+    assert bottom.strip() == "⊥"
+    columns = [int(text.split()[1]) for text in columns]
+    assert set(columns) | {0} == {int(number) for number, _ in shown}
+    assert [tokens[int(number)] for number, _ in shown] == [token for _, token in shown]
+    assert axes.xaxis.get_majorticklocs()[1:].tolist() == [column + 1 for column in columns]
 
 
 @pytest.mark.parametrize(

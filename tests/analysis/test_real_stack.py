@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, agreement, derivation_tops, real_tops
+from stackattn.analysis import (
+    NondeterministicTrace,
+    SuperpositionTrace,
+    agreement,
+    agreements,
+    derivation_tops,
+    real_tops,
+)
 from stackattn.languages import dyck, language, marked_reversal
 
 ACTIONS = {"push": [1.0, 0, 0], "no-op": [0, 1.0, 0], "pop": [0, 0, 1.0]}
@@ -84,6 +91,62 @@ def test_the_real_automaton_agrees_everywhere():
     both = agreement([[late], [hard(["no-op", *right], 0)]], tops * 2)["stack"]
     assert (both.right, both.steps) == (7, 10)
     assert str(both) == "70.0% of 10 steps (a stack that only pushes: 40.0%, a stack that never pushes: 20.0%)"
+
+
+def most_weighted(actions, tops, first):
+    """By chance rather than by recurrences: follow every list of actions, and add up what is on top of each."""
+    from itertools import product
+
+    T = len(actions)
+    weights = [[0.0] * (T + 1) for _ in range(T)]
+    for kinds in product(range(3), repeat=T):
+        chance, stack = 1.0, [0]
+        for t, kind in enumerate(kinds):
+            chance *= actions[t][kind]
+        for t, kind in enumerate(kinds):
+            if kind == 0:
+                stack.append(t + 1)
+            elif kind == 2 and len(stack) > 1:
+                stack.pop()
+            weights[t][stack[-1]] += chance
+    right = []
+    for symbol, top in enumerate(tops):
+        row = weights[symbol + 1 - first]
+        tokens = {column + first - 2: weight for column, weight in enumerate(row) if column > 0}  # -1 is BOS
+        if top >= 0:
+            right.append(max(tokens, key=lambda token: tokens[token]) == top)
+        else:
+            nothing = max(row[0], tokens.get(-1, 0.0))
+            right.append(all(nothing > weight for token, weight in tokens.items() if token >= 0))
+    return right
+
+
+def test_the_most_weighted_token_is_what_is_counted():
+    made = dyck()
+    tops = real_tops(made, made.encode("[()][]"))
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for first in (0, 1):
+        for _ in range(8):
+            actions = torch.rand(1, len(tops) + 1 - first, 3, generator=generator, dtype=torch.float64).pow(2)
+            actions /= actions.sum(-1, keepdim=True)
+            trace = SuperpositionTrace("stack", first, actions)
+            (found,) = agreements(trace, [tops])
+            assert found == most_weighted(actions[0].tolist(), tops, first)
+            seen |= set(zip((top >= 0 for top in tops), found, strict=True))
+    assert len(seen) == 4  # right and wrong, with and without a token on the real stack
+
+
+def test_the_empty_share_is_no_token():
+    """[ is pushed a little: most of the stack stays empty, but the most weighted token is the right one."""
+    actions = torch.tensor([[[0.0, 1.0, 0.0], [0.3, 0.7, 0.0], [0.0, 0.9, 0.1]]], dtype=torch.float64)
+    trace = SuperpositionTrace("stack", 0, actions)
+    assert trace.tops()[0].argmax(-1).tolist() == [0, 0, 0]
+    assert agreements(trace, [[0, 0]]) == [[True, True]]
+    assert agreements(trace, [[0, -1]]) == [[True, True]]
+    assert agreements(trace, [[-1, 1]]) == [[True, False]]
+    nothing = hard(["no-op"] * 3, 0)
+    assert agreements(nothing, [[0, -1]]) == [[False, True]]  # no token has weight, so none has most
 
 
 def test_baselines_are_what_such_stacks_score():

@@ -213,8 +213,49 @@ def test_without_stacks_or_evaluations(open_page, make_run, tmp_path):
 def test_a_string_that_leaves_the_language(open_page, report):
     page = open_page(report(texts=["(]()"]))
     page.click("#go-last")
-    assert "No string of the language begins like this." in page.inner_text("#next")
+    assert "No string of the language begins like this." in page.inner_text("#next-notes")
     assert page.is_hidden("#real-key")
+
+
+def test_notes_are_seen_beside_many_symbols(open_page, make_run, tmp_path):
+    folder = make_run("tf-sup", "hardest-cfl", lengths=(20, 30))
+    string = ",$([,];),]),;"
+    page = open_page(write_report(study(folder, texts=[string]), tmp_path / "hardest.html"))
+    note = page.locator("#next-notes")
+    assert "Training had no strings of this length" in note.inner_text()
+    inside = """note => {
+        const [box, panel] = [note, note.closest('.panel')].map(x => x.getBoundingClientRect());
+        return box.height > 30 && box.bottom <= panel.bottom && note.scrollHeight <= note.clientHeight;
+    }"""
+    assert note.evaluate(inside)
+    assert page.locator("#next").evaluate("box => box.scrollHeight <= box.clientHeight")
+
+
+def test_labels_of_charts_can_be_read(open_page, make_run, tmp_path):
+    make_run("lstm-sup", folder="sweep/a")
+    make_run("tf", folder="sweep/b")
+    path = write_report(study(tmp_path / "sweep", samples=1), tmp_path / "sweep.html")
+    for width in (390, 1280):
+        page = open_page(path, viewport={"width": width, "height": 900})
+        texts = page.locator(".charts figure > svg text")
+        assert texts.all_text_contents().count("LSTM+Sup") == 2
+        sizes = "all => all.map(text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().d)"
+        upright = page.locator(".charts figure > svg text:not([transform])")
+        assert min(upright.evaluate_all(sizes)) > 10.5
+        clipped = """all => all.filter(text => {
+            const [inner, outer] = [text, text.ownerSVGElement].map(x => x.getBoundingClientRect());
+            return inner.right > outer.right || inner.left < outer.left;
+        }).length"""
+        assert texts.evaluate_all(clipped) == 0
+
+
+def test_baselines_stand_below_their_language(open_page, make_run, tmp_path):
+    make_run("tf-nd", folder="sweep/a")
+    make_run("tf-nd", "marked-reversal", folder="sweep/b", lengths=(7, 11))
+    page = open_page(write_report(study(tmp_path / "sweep", samples=1), tmp_path / "sweep.html"))
+    first = [row.split("\t")[0] for row in page.locator("#runs tbody tr").all_inner_texts()]
+    baselines = ["a stack that only pushes", "a stack that never pushes"]
+    assert first == ["a", *baselines, "b", *baselines]
 
 
 def test_text_stays_text(open_page, make_run, tmp_path):

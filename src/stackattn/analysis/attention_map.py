@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from .figures import new_figure, save_figure
+from .figures import INNER, SMALLEST, labels_apart, new_figure, save_figure
 
 
 def attention_map(
@@ -21,6 +20,8 @@ def attention_map(
     bottom: str = "⊥",
 ) -> Path:
     """Draw attention weights as a grid of greys and write it to `path`.
+
+    The picture fits into the width of a text: a long sequence gets smaller cells, and labels only for some tokens.
 
     Args:
         weights: (T, T) or (T, T + 1)
@@ -46,18 +47,20 @@ def attention_map(
     columns = [f"{bottom}\n", *(f"{token}\n{i}" for i, token in enumerate(tokens))][not with_bottom :]
     what = "the empty stack" if bottom == "∅" else "the bottom"
     rows = [f"{t:>2} {token}" for t, token in enumerate(tokens)]
-    cell = min(0.29, 5.6 / max(1, len(columns)))  # inches; a long sequence gets smaller cells, not a larger page
-    font = max(6.0, 38 * cell)
-    every = math.ceil(1.3 * font / (72 * cell))  # labels that would overlap are left out
-    figure = new_figure(cell * len(columns) + 1.5, cell * T + (1.2 if title else 0.9))
+    margin = 1.5  # inches, for labels and the bar
+    cell = min(0.29, (INNER - margin) / max(1, len(columns)))
+    font = max(SMALLEST, 38 * cell)
+    every = labels_apart(72 * cell, font, [*tokens, str(T - 1)])
+    figure = new_figure(cell * len(columns) + margin, cell * T + (1.2 if title else 0.9))
     from matplotlib.colors import PowerNorm
 
     axes = figure.add_subplot()
     # The square root lifts small weights out of the white; the bar beside the map says which grey is which weight.
     image = axes.imshow(weights.detach().double().cpu().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0))
-    shown = range(0, len(columns), every)
-    axes.set_xticks(shown, [columns[i] for i in shown], fontsize=font, family="monospace")
     shown = range(0, T, every)
+    places = [i + with_bottom for i in shown if i or every == 1 or not with_bottom]  # the bottom hides its neighbour
+    places = [0, *places] if with_bottom else places
+    axes.set_xticks(places, [columns[i] for i in places], fontsize=font, family="monospace")
     axes.set_yticks(shown, [rows[t] for t in shown], fontsize=font, family="monospace")
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
@@ -66,12 +69,19 @@ def attention_map(
     axes.set_xticks([x - 0.5 for x in range(1, len(columns))], minor=True)
     axes.set_yticks([y - 0.5 for y in range(1, T)], minor=True)
     axes.grid(which="minor", color="0.88", linewidth=1.7 * cell)
-    axes.tick_params(which="both", length=0)
+    axes.tick_params(which="major", length=2 if every > 1 else 0, pad=2)
+    axes.tick_params(which="minor", length=0)
     if truth is not None:
         # dark on light cells and light on dark ones
         shades = ["0.1" if float(weights[t, i]) < 0.35 else "1.0" for t, i in enumerate(truth)]
         axes.scatter(
-            list(truth), range(T), s=(30 * cell) ** 2, facecolors="none", edgecolors=shades, linewidths=0.9, zorder=3
+            list(truth),
+            range(T),
+            s=(30 * cell) ** 2,
+            facecolors="none",
+            edgecolors=shades,
+            linewidths=min(0.9, 9 * cell),
+            zorder=3,
         )
     bar = figure.colorbar(
         image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", fraction=0.04, pad=0.02, shrink=0.6

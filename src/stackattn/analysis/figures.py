@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+WIDTH = 5.5  # inches: the width of a page's text, so that nothing is made smaller in print
+PAD = 0.06  # white around a figure
+INNER = WIDTH - 2 * PAD - 0.02  # the widest drawing; the rest is for rounding
+SMALLEST = 6.0  # points
 INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot]')"
 
 
@@ -28,8 +33,17 @@ def save_figure(figure: Any, path: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"Date": None} if path.suffix in (".svg", ".pdf", ".ps") else None
     with rc_context({"svg.hashsalt": "stackattn"}):
-        figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.06, metadata=about)
+        figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=PAD, metadata=about)
     return path
+
+
+def labels_apart(room: float, font: float, labels: Sequence[str]) -> int:
+    """Every how many of these labels fit beside each other, where each has so much room (both in points).
+
+    BOS may stick out: it is the first one, and nothing is on its other side.
+    """
+    letters = max((len(label) for label in labels if label != "BOS"), default=1)
+    return math.ceil(max(1.3, 0.65 * letters) * font / room)
 
 
 def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], path: str | Path, title: str = "") -> Path:
@@ -68,14 +82,17 @@ def height_chart(heights: Tensor, tokens: Sequence[str], path: str | Path, title
     """Draw the expected height of a stack (T,) after each of the tokens that were read."""
     if heights.shape != (len(tokens),):
         raise ValueError(f"heights: expected shape ({len(tokens)},), got {tuple(heights.shape)}")
-    width = max(3.0, min(7.0, 0.16 * len(tokens) + 0.8))
+    width = max(3.0, min(INNER, 0.16 * len(tokens) + 0.8))
     figure = new_figure(width, 1.8)
     axes = figure.add_subplot()
     axes.step(range(len(tokens)), heights.tolist(), where="mid", color="black", linewidth=1.1)
     axes.fill_between(range(len(tokens)), heights.tolist(), step="mid", color="0.88")
-    size = max(4.0, min(8.0, 72 * (width - 0.8) / len(tokens) / 0.9))
-    axes.set_xticks(range(len(tokens)), ["^" if token == "BOS" else token for token in tokens], family="monospace")
-    axes.tick_params(axis="x", labelsize=size, length=0)
+    room = 72 * (width - 0.8) / len(tokens)  # points
+    size = max(SMALLEST, min(8.0, room / 1.3))
+    names = ["^" if token == "BOS" else token for token in tokens]
+    every = labels_apart(room, size, names)
+    axes.set_xticks(range(0, len(tokens), every), names[::every], family="monospace")
+    axes.tick_params(axis="x", labelsize=size, length=2 if every > 1 else 0)
     axes.tick_params(axis="y", labelsize=8)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
@@ -93,7 +110,8 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
     if weights.dim() != 4 or weights.shape[:2] != (T, T + 1):
         raise ValueError(f"weights: expected shape ({T}, {T + 1}, Q, S), got {tuple(weights.shape)}")
     Q, S = weights.shape[2:]
-    figure = new_figure(1.75 * S + 0.8, 1.75 * Q + 0.4)
+    side = min(1.75, (INNER - 0.8) / S)  # inches
+    figure = new_figure(side * S + 0.8, side * Q + 0.4)
     from matplotlib.colors import PowerNorm
 
     axes = figure.subplots(Q, S, squeeze=False, sharex=True, sharey=True)
@@ -108,8 +126,7 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
             if q == 0:
                 axes[q][s].set_title(f"symbol {s}", fontsize=8)
         axes[q][0].set_ylabel(f"state {q}\nstep", fontsize=8)
-    for axis in axes[-1]:
-        axis.set_xlabel("pushed at step", fontsize=8)
+    figure.supxlabel("pushed at step", fontsize=8)
     bar = figure.colorbar(image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", shrink=0.6, aspect=24)
     bar.set_label("weight", fontsize=8)
     bar.ax.tick_params(labelsize=7, length=2)

@@ -21,6 +21,11 @@ from ..languages import PCFG, Language, Tree
 from .traces import StackTrace
 
 DETERMINISTIC = ("marked-reversal", "dyck")
+REAL_TOP = (  # what `agreements` counts, in words
+    "share of steps at which the most weighted token is the one that a real stack would have on top (the bottom, or "
+    "the share that is empty, is no token); or, where the real stack is empty, at which the bottom or the empty share, "
+    "or BOS, outweighs every symbol"
+)
 
 
 def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
@@ -85,21 +90,35 @@ def real_columns(trace: StackTrace, tops: Sequence[int]) -> list[int]:
 def agreements(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run: bool = False) -> list[list[bool]]:
     """For each sequence of the trace, at which symbols the stack has on top what it should.
 
-    What it has on top is its most weighted element, or that of its best run. Where `tops` says -1, the bottom is right,
-    and so is BOS: neither is a symbol of the string. The step that reads BOS is not counted.
+    - Where `tops` has a position, its token must have more weight than any other token. The bottom, or the share of a
+      superposition stack that is empty, is no token, and does not compete.
+    - Where `tops` says -1, the bottom or the empty share must have more weight than any symbol of the string. BOS,
+      which is none, may stand for it.
+
+    Or, for `best_run`, what the run of the largest weight has on top must be that token; or the bottom or BOS. The step
+    that reads BOS is not counted.
     """
+    before = 1 - trace.first  # columns of BOS
+    columns = [real_columns(trace, row) for row in tops]
     if best_run:
         found = [[stack[-1][0] + 1 for stack in run.stacks()] for run in trace.best_runs()]
-    else:
-        found = trace.tops().argmax(-1).tolist()
-    before = 1 - trace.first
-    return [
-        [
-            column == real or (real == 0 and column <= before)
-            for column, real in list(zip(row, columns, strict=True))[before:]
+        right = [
+            [column == real or (real == 0 and column <= before) for column, real in zip(row, of, strict=True)]
+            for row, of in zip(found, columns, strict=True)
         ]
-        for row, columns in zip(found, (real_columns(trace, row) for row in tops), strict=True)
-    ]
+    else:
+        right = [
+            [_has_most_weight(weights, real, before) for weights, real in zip(row, of, strict=True)]
+            for row, of in zip(trace.tops().tolist(), columns, strict=True)
+        ]
+    return [row[before:] for row in right]
+
+
+def _has_most_weight(weights: list[float], real: int, before: int) -> bool:
+    """Of one step's weights, (T + 1,)."""
+    if real == 0:
+        return max(weights[: before + 1]) > max(weights[before + 1 :])
+    return weights[real] > max([*weights[1:real], *weights[real + 1 :]], default=0.0)
 
 
 @dataclass(frozen=True)

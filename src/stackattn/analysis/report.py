@@ -13,6 +13,7 @@ from typing import Any
 from .. import __version__
 from ..files import write_text
 from .quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+from .real_stack import REAL_TOP
 from .study import StudiedRun, Study
 
 LIMIT = 2_000_000  # bytes
@@ -45,6 +46,7 @@ def write_report(study: Study, path: Path, command: str = "") -> Path:
         for string in (string for run in data["runs"] for string in run["strings"]):
             for stack in string["stacks"]:
                 stack.pop("split", None)
+        data["lede"] += " To keep the page small, there are no maps of single states and stack symbols."
         page = render(data)
     if (size := len(page.encode())) > LIMIT:
         raise ValueError(f"the report would have {size / 1e6:.1f} MB, more than {LIMIT / 1e6:.0f}: take fewer strings")
@@ -86,22 +88,23 @@ def page_data(study: Study, command: str = "") -> dict[str, Any]:
         tiles = _tiles(first)
     else:
         title = f"{len(runs)} runs in {study.folder.resolve().name}"
-        lede = "Of each model that has a stack, the best run can be stepped through."
+        lede = f"Of each model that has a stack, the best run can be stepped through. {study.left_out}".strip()
         tiles = _sweep_tiles(study)
     return {
         "title": title,
         "lede": lede,
         "tiles": tiles,
         "columns": list(COLUMNS.items()),
-        "baselines": [_baseline_row(task, name, shares) for task, name, *shares in study.baselines()],
+        "baselines": [
+            {"language": task, "row": _baseline_row(task, name, shares)} for task, name, *shares in study.baselines()
+        ],
         "tableNote": "Difference: nats per symbol above what the language’s own distribution pays for the same "
-        "validation strings, at the best epoch. Real top: share of steps of "
-        f"{BATCHES * BATCH_SIZE} strings of training lengths at which the most weighted token is the one that a real "
-        f"stack would have on top, where the language has such a stack. Best run: share of steps of {DERIVED_STRINGS} "
-        "strings at which the run of the largest weight has on top what the most probable derivation says. A model "
+        f"validation strings, at the best epoch. Real top: {REAL_TOP}; over {BATCHES * BATCH_SIZE} strings of training "
+        f"lengths. {study.without_real_stack} Best run: share of steps of {DERIVED_STRINGS} strings at which the run "
+        "of the largest weight has on top what the most probable derivation says. A model "
         "with several stacks has a share for each. All runs on a language are judged by the same strings, and so are "
-        "the two stacks at the end of the table, which know nothing: one pushes every symbol and never pops, the "
-        "other one stays empty.",
+        "the two stacks below them, which know nothing: one pushes every symbol and never pops, the other one stays "
+        "empty.",
         "made": f"Made by stackattn {__version__}"
         + (f": {command}" if command else f", seed {study.seed}, from {study.folder}"),
         "runs": runs,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..languages import Language
+from ..languages import language as make_language
 from ..ops import Run
 from .real_stack import real_tops
 from .traces import NondeterministicTrace, StackTrace, watch_stacks
@@ -18,6 +19,10 @@ from .traces import NondeterministicTrace, StackTrace, watch_stacks
 PAPER = {  # the strings of the paper's Appendix E
     "marked-reversal": "01011010001101110010#01001110110001011010",
     "dyck": "[()][[([(([]))[([[[(((([]))()))]]])]])]]",
+}
+PUBLISHED = {  # what `variant="published"` asks for
+    "dyck": ": there must be two outermost pairs of brackets or more",
+    "padded-reversal": ": there must be a pair around the padding",
 }
 SAMPLED_RUNS = 3
 LONGEST_SPLIT = 128  # beyond so many symbols the page gets too large to keep states and symbols apart
@@ -35,7 +40,10 @@ def choose_strings(
     """The given texts; or `samples` strings of the language, lengths uniform as in training; or, if neither is given,
     the paper's string for this language, if there is one, and two samples."""
     if texts:
-        return [ChosenString(language.encode(text), "given") for text in texts]
+        given = [ChosenString(language.encode(text), "given") for text in texts]
+        if not all(len(string.ids) for string in given):
+            raise ValueError("the empty string has no steps to see: expected at least one symbol")
+        return given
     chosen = []
     if samples is None:
         samples = 2
@@ -43,7 +51,7 @@ def choose_strings(
         if text and set(text) <= set(language.symbols) and lengths[0] <= len(text) <= lengths[1]:
             chosen.append(ChosenString(language.encode(text), "Appendix E of the paper"))
     generator = np.random.default_rng(seed)
-    sizes = generator.choice(language.valid_lengths(*lengths), samples)
+    sizes = generator.choice(language.valid_lengths(max(1, lengths[0]), lengths[1]), samples)
     strings = language.sample_lengths(sizes, generator)
     return chosen + [ChosenString(string, f"sample {i + 1}, seed {seed}") for i, string in enumerate(strings)]
 
@@ -77,12 +85,23 @@ def describe_string(
         "lengths": list(lengths),
         "unusual": unusual,  # of a length that training did not have
         "belongs": bool(language.contains(string.ids)),
+        "foreign": why_foreign(language, string.ids),
         "model": _thousandths(log_probs.exp()),
         "truth": [None if row is None else _thousandths(row) for row in truth],
         "lost": [None if row is None else _divergence(row, log_probs[t]) for t, row in enumerate(truth)],
         "real": None if real is None else [-1, *(top + 1 if top >= 0 else -1 for top in real)],  # numbers of tokens
         "stacks": [_describe_stack(trace, seed, split and n <= LONGEST_SPLIT) for trace in watch_stacks(model, inputs)],
     }
+
+
+def why_foreign(language: Language, string: np.ndarray) -> str:
+    """A reader may be surprised that the published variants leave out some strings of their languages."""
+    parameters = (language.recipe or {}).get("parameters", {})
+    if parameters.get("variant") != "published" or language.contains(string):
+        return ""
+    if not make_language(language.name, **{**parameters, "variant": "plain"}).contains(string):
+        return ""
+    return f" Its variant “published” leaves it out{PUBLISHED.get(language.name, '')}."
 
 
 def _true_distributions(language: Language, lengths: tuple[int, int], string: np.ndarray) -> list[np.ndarray | None]:
@@ -136,8 +155,9 @@ def _describe_run(name: str, run: Run, trace: StackTrace, first: int) -> dict[st
 
 def _with_unread(tops: Tensor, first: int, bottom: int = 1) -> list[list[int]]:
     """Weights by token: a BOS that is not read leaves the bottom on top, and is never pushed."""
-    rows = _rows(tops, 0, 1)
-    return rows if not first else [[1000 * bottom], *([row[0], 0, *row[1:]] for row in rows)]
+    if first:
+        tops = torch.cat([tops[:, :1], torch.zeros_like(tops[:, :1]), tops[:, 1:]], dim=1)
+    return [[1000 * bottom]] * first + _rows(tops, 0, 1 + first)
 
 
 def _rows(x: Tensor, first: int, extra: int = 0) -> list[list[int]]:

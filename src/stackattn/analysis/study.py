@@ -11,7 +11,7 @@ import torch
 
 from .folders import RunFolder, best_of_each, find_runs
 from .quality import Yardstick, make_yardstick
-from .real_stack import Agreement
+from .real_stack import DETERMINISTIC, Agreement
 from .strings import ChosenString, choose_strings, describe_string
 from .traces import watch_stacks
 
@@ -42,6 +42,8 @@ class Study:
     runs: list[StudiedRun]
     best: list[StudiedRun]
     """Those that are shown in full: the best one of each model on each language and its lengths."""
+    left_out: str = ""
+    """What is not shown of them, as they are many."""
 
     @property
     def single(self) -> bool:
@@ -54,6 +56,13 @@ class Study:
             return name
         parameters = (f"{key} {value}" for key, value in run.config.language.parameters.items())
         return ", ".join([name, f"{shortest} to {longest} symbols", *parameters])
+
+    @property
+    def without_real_stack(self) -> str:
+        """Why some runs with stacks have no agreement with a real one; empty if all have."""
+        names = {studied.run.language.name for studied in self.runs if studied.stacks}
+        names = sorted(names.difference(DETERMINISTIC))
+        return f"Empty for {', '.join(names)}: there no one top is right before the string has ended." if names else ""
 
     def best_on(self, task: str) -> RunFolder | None:
         """The run with the lowest cross-entropy difference on a task, of this name."""
@@ -88,7 +97,8 @@ def study(
 
     Args:
         texts, samples:
-            The strings to step through: see `choose_strings`. Where there are many models, each gets the first one.
+            The strings to step through: see `choose_strings`. Where there are many models, each gets the first one,
+            and `Study.left_out` says so.
         seed:
             Of sampled strings and runs.
         stack:
@@ -102,9 +112,14 @@ def study(
     best = [studied for studied in found if studied.run.folder in chosen]
     _choose_stacks([studied for studied in found if studied.run.has_model], stack)
     for studied in best:
+        studied.chosen = _choose_strings(studied.run, texts, samples, seed)
+    few, most = len(best) <= FEW, max((len(studied.chosen) for studied in best), default=0)
+    for studied in best:
         run = studied.run
         report(f"{run.label} on {run.language.name}: {run.name}")
-        _look(studied, texts, samples, seed, few=len(best) <= FEW)
+        studied.test = run.test(TEST_STRINGS)
+        studied.chosen = studied.chosen if few else studied.chosen[:1]
+        _describe(studied, seed, split=few)
     yardsticks: dict[Any, Yardstick] = {}
     for number, studied in enumerate(found, 1):
         run = studied.run
@@ -119,19 +134,30 @@ def study(
             yardstick = yardsticks[run.task]
             studied.agreement = _only(studied.stacks, yardstick.agreement(run.model))
             studied.derivation = _only(studied.stacks, yardstick.derivation(run.model))
-    return Study(folder, seed, found, best)
+    return Study(folder, seed, found, best, "" if few else _left_out(len(best), most))
 
 
-def _look(studied: StudiedRun, texts: Sequence[str], samples: int | None, seed: int, few: bool) -> None:
-    """At results by length, and at strings."""
+def _choose_strings(run: RunFolder, texts: Sequence[str], samples: int | None, seed: int) -> list[ChosenString]:
+    try:
+        return choose_strings(run.language, run.config.language.lengths, texts, samples, seed)
+    except ValueError as error:  # a sweep may be of several languages
+        raise ValueError(f"{run.name}, of language {run.language.name}: {error}") from error
+
+
+def _describe(studied: StudiedRun, seed: int, split: bool) -> None:
     run = studied.run
-    studied.test = run.test(TEST_STRINGS) if few else run.saved_test()
-    lengths = run.config.language.lengths
-    studied.chosen = choose_strings(run.language, lengths, texts, samples, seed)[: None if few else 1]
     for string in studied.chosen:
-        one = describe_string(run.model, run.language, lengths, string, seed=seed, split=few)
+        one = describe_string(run.model, run.language, run.config.language.lengths, string, seed=seed, split=split)
         one["stacks"] = [stack for stack in one["stacks"] if stack["name"] in studied.stacks]
         studied.strings.append(one)
+
+
+def _left_out(models: int, strings: int) -> str:
+    what = f"only the first of {strings} strings" if strings > 1 else "the string"
+    return (
+        f"As there are {models} models, more than {FEW}, {what} is shown for each, and no maps of single states and "
+        "stack symbols: analyse the folder of one run to see everything."
+    )
 
 
 def _choose_stacks(runs: list[StudiedRun], stack: int | None) -> None:

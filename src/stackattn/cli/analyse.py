@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,11 @@ def run(args: argparse.Namespace) -> int:
         try:
             if args.samples is not None and args.samples < 1:
                 raise ValueError(f"--samples: expected at least 1, got {args.samples}")
+            if args.seed < 0:
+                raise ValueError(f"--seed: expected at least 0, got {args.seed}")
+            out = Path(args.out or Path(args.run) / "analysis")
+            if out.exists() and not out.is_dir():
+                raise ValueError(f"--out: expected a folder, got the file {out}")
             with console.status("reading the runs") as status:
                 found = study(
                     args.run,
@@ -50,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
                     stack=args.stack,
                     report=lambda text: status.update(escape(text)),
                 )
-                out = Path(args.out or Path(args.run) / "analysis")
                 drawn: list[Path] = []
                 trouble = ""
                 remove_drawings(out)
@@ -93,6 +98,7 @@ def show(study: Study) -> None:
     from rich.table import Table
 
     from ..analysis.quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+    from ..analysis.real_stack import REAL_TOP
 
     def percent(share: float | None) -> str:
         return "" if share is None else f"{share:.1%}"
@@ -116,10 +122,17 @@ def show(study: Study) -> None:
         Console(highlight=False).print(table, "", markup=False)
     if study.baselines():
         print("In brackets: what stacks would score that know nothing of the language.")
-    print("difference: nats per symbol above what the language itself pays, on validation strings")
+    explain("difference", "nats per symbol above what the language itself pays, on validation strings")
     if any(studied.agreement for studied in study.runs):
-        print("real top:   share of steps at which the most weighted token is the one a real stack would have on top,")
-        print(f"            over {BATCHES * BATCH_SIZE} strings")
+        explain("real top", f"{REAL_TOP}; over {BATCHES * BATCH_SIZE} strings. {study.without_real_stack}")
+    elif study.without_real_stack:
+        explain("real top", study.without_real_stack)
     if any(studied.derivation for studied in study.runs):
-        print("best run:   share of steps at which the best run has on top what the string's derivation says,")
-        print(f"            over {DERIVED_STRINGS} strings")
+        what = "share of steps at which the best run has on top what the string's derivation says"
+        explain("best run", f"{what}; over {DERIVED_STRINGS} strings")
+    if study.left_out:
+        print(textwrap.fill(study.left_out, 100))
+
+
+def explain(column: str, meaning: str) -> None:
+    print(textwrap.fill(meaning.strip(), 100, initial_indent=f"{column + ':':<12}", subsequent_indent=" " * 12))

@@ -59,10 +59,12 @@ function endLabels(svg, ends, lowest) {
 // series: [{name, label, look, points: [[x, y], ...], reference}]; a look is a set of SVG attributes, a label says more
 // than a name. Few lines are named at their ends, many lines and those for reference in a legend.
 function lineChart(title, series, { xName, yName, zero = true, marker = null }) {
-  const width = 480,
+  const named = series.length <= 8 ? series.filter((one) => !one.reference) : [];
+  const longest = Math.max(0, ...named.map((one) => one.name.length));
+  const width = Math.min(480, document.querySelector("main").clientWidth), // a drawing that is shrunk has tiny letters
     height = 270,
-    left = 50,
-    right = 62,
+    left = 54,
+    right = 12 + 8 * longest,
     top = 10,
     bottom = 40;
   const points = series.flatMap((one) => one.points);
@@ -128,7 +130,6 @@ function lineChart(title, series, { xName, yName, zero = true, marker = null }) 
     const path = of.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
     svg.append(draw("path", { d: path, fill: "none", "stroke-linejoin": "round", ...look }, draw("title", {}, label)));
   }
-  const named = series.length <= 8 ? series.filter((one) => !one.reference) : [];
   endLabels(
     svg,
     named.map((one) => {

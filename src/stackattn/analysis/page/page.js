@@ -69,14 +69,11 @@ byId("runs").append(
     make("tr", {}, ...columns.map(({ name, kind }) => make("th", { scope: "col", class: kind }, name))),
   ),
 );
-byId("runs").append(
-  make(
-    "tbody",
-    {},
-    ...data.runs.map((run) => line(run.best ? "best" : "", run.row)),
-    ...data.baselines.map((row) => line("baseline", row)),
-  ),
-);
+const rowsOf = (language) => [
+  ...data.runs.filter((run) => run.language === language).map((run) => line(run.best ? "best" : "", run.row)),
+  ...data.baselines.filter((one) => one.language === language).map(({ row }) => line("baseline", row)),
+];
+byId("runs").append(make("tbody", {}, ...languages.flatMap(rowsOf)));
 byId("table-note").textContent = data.tableNote;
 
 const seen = data.runs.filter((run) => run.strings.some((string) => string.stacks.length));

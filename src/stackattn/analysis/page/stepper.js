@@ -286,15 +286,15 @@ class Stepper {
         truth ? truth[i] : null,
       );
     });
-    if (!truth) bars.push(make("p", { class: "quiet" }, "No string of the language begins like this."));
-    else if (!this.text.belongs)
-      bars.push(make("p", { class: "quiet" }, "The string as a whole is not in the language."));
+    const notes = [];
+    if (!truth) notes.push("No string of the language begins like this.");
+    else if (!this.text.belongs) notes.push(`The string as a whole is not in the language.${this.text.foreign}`);
     if (truth && this.text.unusual) {
       const [from, to] = this.text.lengths;
-      const note = `Training had no strings of this length: the language’s side is that of ${from} to ${to} symbols.`;
-      bars.push(make("p", { class: "quiet" }, note));
+      notes.push(`Training had no strings of this length: the language’s side is that of ${from} to ${to} symbols.`);
     }
     byId("next").replaceChildren(...bars);
+    byId("next-notes").replaceChildren(...notes.map((note) => make("p", { class: "quiet" }, note)));
   }
 
   list() {
