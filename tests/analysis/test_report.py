@@ -11,7 +11,7 @@ from stackattn.analysis.report import page_data, render, write_report
 from stackattn.analysis.study import study
 from stackattn.cli import main
 from stackattn.models import load, save
-from stackattn.training import RunError
+from stackattn.training import Run, RunError
 
 
 def data_of(page):
@@ -211,20 +211,16 @@ def test_why_there_is_no_real_top(make_run, capsys):
     assert study(make_run(folder="dyck"), samples=1).without_real_stack == ""
 
 
-def test_saved_results_by_length_are_used_unless_the_model_is_newer(make_run):
-    import os
-
+def test_saved_results_by_length_are_used_if_they_are_of_the_model(make_run):
     folder = make_run()
     row = {"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0, "difference": 0.5, "difference_from_floor": 0.25}
-    (folder / "test.json").write_text(json.dumps({"seed": 0, "per_length": 5, "lengths": [row]}))
+    saved = {"model": Run(folder).model_checksum(), "seed": 0, "per_length": 5, "lengths": [row]}
+    (folder / "test.json").write_text(json.dumps(saved))
     data = page_data(study(folder, samples=1))
     assert data["runs"][0]["test"] == {
         "model": [[6, 1.5]], "entropy": [[6, 1.0]], "perfect": [[6, 1.25]], "longest": 12, "strings": 5
     }  # fmt: skip
-    model = (folder / "best/model.safetensors").stat()
-    os.utime(folder / "test.json", (model.st_atime, model.st_mtime - 5))  # as in a checkout
-    assert len(page_data(study(folder, samples=1))["runs"][0]["test"]["model"]) == 1
-    os.utime(folder / "test.json", (model.st_atime, model.st_mtime - 100))
+    (folder / "test.json").write_text(json.dumps({**saved, "model": "another"}))
     assert len(page_data(study(folder, samples=1))["runs"][0]["test"]["model"]) == 5
 
 

@@ -18,8 +18,6 @@ from ..training.cfl import CFLConfig, evaluate_run
 from ..training.experiment import config_of
 from ..training.run import Run, RunError
 
-COPYING = 60  # seconds that may pass between the files of one folder when it is copied
-
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -96,19 +94,9 @@ class RunFolder:
         stopped = str(Run(self.folder).result()["stopped"])
         return "all epochs done" if stopped == "max_epochs" else stopped
 
-    def saved_test(self) -> dict[str, Any] | None:
-        """What `stackattn cfl evaluate` or `stackattn reproduce` measured, unless the model is newer.
-
-        A copy of a folder, such as a checkout, has its files in any order, so a little newer is not newer.
-        """
-        path, model = self.folder / "test.json", self.folder / "best/model.safetensors"
-        if not path.exists() or (model.exists() and model.stat().st_mtime > path.stat().st_mtime + COPYING):
-            return None
-        return json.loads(path.read_text(encoding="utf-8"))
-
     def test(self, per_length: int) -> dict[str, Any]:
         """Results by length: the saved ones, or new ones of so many strings of each length."""
-        return self.saved_test() or evaluate_run(self.folder, per_length=per_length)
+        return Run(self.folder).test() or evaluate_run(self.folder, per_length=per_length)
 
 
 def find_runs(folder: str | Path) -> list[RunFolder]:

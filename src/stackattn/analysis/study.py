@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..training.run import Run
 from .folders import RunFolder, best_of_each, find_runs
 from .quality import Yardstick, make_yardstick
 from .real_stack import DETERMINISTIC, Agreement
@@ -124,7 +125,7 @@ def study(
     for number, studied in enumerate(found, 1):
         run = studied.run
         if not run.has_model:
-            studied.test = run.saved_test()
+            studied.test = Run(run.folder).test()
             continue
         report(f"stacks of run {number} of {len(found)}: {run.name}")
         if studied.stacks and run.task not in yardsticks:
