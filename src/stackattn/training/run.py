@@ -297,6 +297,9 @@ def peak_memory() -> int | None:
     """The most memory this process has used so far, in bytes: on the GPU if there is one in use."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
+    for line in _lines("/proc/self/status"):  # Linux; its getrusage counts the process, too, that started this one
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     try:
         import resource
     except ImportError:  # Windows
@@ -306,10 +309,15 @@ def peak_memory() -> int | None:
 
 
 def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def _lines(path: str) -> list[str]:
+    """Of a file that only some systems have."""
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
