@@ -1,6 +1,7 @@
 """Steps of whole models at the sizes that the paper has for the hardest context-free language."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ def _loss(logits: Tensor, text: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), text.flatten(), reduction="sum") / len(text)
 
 
-def training(shape: Shape, architecture: str) -> Step:
+def training(shape: Shape, architecture: str, **changes: Any) -> Step:
     """A training step on strings of T symbols, so T + 1 tokens with BOS in front: loss, gradients, clipping, Adam."""
-    config = paper_config(TASK, architecture, published=True)
+    config = replace(paper_config(TASK, architecture, published=True), **changes)
     model = build(config).train()
     text = torch.randint(config.output_size, (shape.B, shape.T + 1))
     text[:, 0] = config.input_size - 1

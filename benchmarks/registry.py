@@ -103,6 +103,8 @@ CASES = {
             "Tf": Contender(partial(models.training, architecture="Tf")),
             "Tf+Sup": Contender(partial(models.training, architecture="Tf+Sup")),
             "Tf+Nd": Contender(partial(models.training, architecture="Tf+Nd")),
+            "Tf, no dropout": Contender(partial(models.training, architecture="Tf", dropout=0.0)),
+            "Tf+Nd, no dropout": Contender(partial(models.training, architecture="Tf+Nd", dropout=0.0)),
             "nn.TransformerEncoder": Contender(models.transformer_encoder),
             "loop over nn.LSTMCell": Contender(models.loop_over_cells),
             "LSTM": Contender(partial(models.training, architecture="LSTM")),

@@ -165,11 +165,10 @@ def test_an_array_job_trains_one_run_in_each_task(tmp_path, capsys):
 @pytest.mark.slow
 def test_reproduce_fails_with_its_runs(tmp_path, capsys, monkeypatch):
     """The others are shown all the same."""
-    for task, changes in (("dyck", {}), ("marked-reversal", {"training": {"learning_rate": 1e30}})):
+    for task, training in (("dyck", {}), ("marked-reversal", {"learning_rates": [1e30, 1e30]})):
         (tmp_path / "configs" / task).mkdir(parents=True)
-        values = {**TINY, **changes, "language": {**TINY["language"], "name": task, "lengths": [5, 10]}}
-        if changes:
-            values["training"]["learning_rates"] = [1e30, 1e30]
+        language = {**TINY["language"], "name": task, "lengths": [5, 10]}
+        values = {**TINY, "language": language, "training": {**TINY["training"], **training}}
         (tmp_path / "configs" / task / "tf.yaml").write_text(json.dumps(values))
     command = ["reproduce", "figure-2", "--tasks", "dyck", "marked-reversal", "--models", "tf", "--restarts", "1"]
     command += ["--configs", str(tmp_path / "configs"), "--out", str(tmp_path / "out"), "--processes", "1"]

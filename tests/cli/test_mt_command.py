@@ -184,16 +184,8 @@ def test_reproduce_table_3(corpus, tmp_path, capsys):
     runs = {run: Run(run).result()["best"]["perplexity"] for run in (out / "240/tf-sup").iterdir()}
     best = min(runs, key=runs.__getitem__)
     test = json.loads((best / "test.json").read_text())
-    row = [
-        "240",
-        "Tf+Sup",
-        "2",
-        f"{test['parameters']:,}",
-        f"{runs[best]:.2f}",
-        "11.53",
-        f"{test['bleu']:.2f}",
-        "12.81",
-    ]
+    numbers = f"{runs[best]:.2f}", "11.53", f"{test['bleu']:.2f}", "12.81"
+    row = ["240", "Tf+Sup", "2", f"{test['parameters']:,}", *numbers]
     assert f"| {' | '.join(row)} |" in written
     assert test["bleu_signature"] in written
     printed_row = next(x for x in printed.splitlines() if "Tf+Sup" in x).split("│")[1:-1]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ..training.run import Run
 from .figures import new_figure
 
 LABELS = {
@@ -29,12 +27,11 @@ def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
         for row in (row for row in figures if row["task"] == task):
             colour, line = styles[row["model"]]
             label = f"{LABELS[row['model']]} ({row['restarts']})"
-            metrics = Run(row["run"]).metrics()
+            metrics = row["run"].metrics()
             epochs, differences = zip(*((m["epoch"], m["cross_entropy_difference"]) for m in metrics), strict=True)
             left.plot(epochs, differences, line, color=colour, linewidth=1.2, label=label)
-            test = json.loads((Path(row["run"]) / "test.json").read_text())["lengths"]
-            lengths = [r["length"] for r in test]
-            right.plot(lengths, [r["difference"] for r in test], line, color=colour, linewidth=1.2)
+            lengths = [r["length"] for r in row["test"]]
+            right.plot(lengths, [r["difference"] for r in row["test"]], line, color=colour, linewidth=1.2)
         left.set_ylabel(task, fontsize=9)
         right.axvline(80, color="0.4", linestyle=":", linewidth=1)
         left.legend(fontsize=6, title="(restarts)", title_fontsize=6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +25,13 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test = Run(folder).test()
-        if test is None or (test["per_length"] != TEST_STRINGS and Run(folder).model_checksum()):
-            write_json(folder / "test.json", evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS))
-        lines.append({"task": cell.task, "model": cell.model, "run": folder, "best": best, "restarts": cell.begun})
+        run = Run(folder)
+        test = run.test()
+        if test is None or (test["per_length"] != TEST_STRINGS and run.model_checksum()):
+            test = evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS)
+            write_json(folder / "test.json", test)
+        line = {"task": cell.task, "model": cell.model, "run": run, "best": best, "restarts": cell.begun}
+        lines.append({**line, "test": test["lengths"]})
     header = ["task", "model", "runs", "validation", "test, seen lengths", "longer", "epoch", "rate", "minutes"]
     notes = (
         "Cross-entropy differences in nats, of the best run by validation, and that run's epoch, learning rate and "
@@ -39,11 +41,9 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def _row(line: dict[str, Any]) -> list[str]:
-    best, folder = line["best"], line["run"]
-    longest = Run(folder).config()["language"]["lengths"][1]
-    test = json.loads((folder / "test.json").read_text(encoding="utf-8"))["lengths"]
-    seen = [row["difference"] for row in test if row["length"] <= longest]
-    longer = [row["difference"] for row in test if row["length"] > longest]
+    best, longest = line["best"], line["run"].config()["language"]["lengths"][1]
+    seen = [row["difference"] for row in line["test"] if row["length"] <= longest]
+    longer = [row["difference"] for row in line["test"] if row["length"] > longest]
     differences = best["cross_entropy_difference"], *(sum(x) / len(x) if x else None for x in (seen, longer))
     return [
         line["task"],
