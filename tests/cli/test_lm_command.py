@@ -135,6 +135,24 @@ def test_tables_without_data_or_models(config, data, tmp_path, capsys):
     assert (out / "table-2.md").read_text() == with_test
 
 
+def test_only_what_was_measured_on_the_run_s_own_corpus_is_its_test(config, data, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["lm", "train", str(config), "--out", str(run), "--set", "training.max_epochs=1"]) == 0
+    data.rename(tmp_path / "moved")
+    (tmp_path / "part.mrg").write_text(trees(50))
+    assert main(["lm", "prepare-ptb", str(tmp_path / "part.mrg"), str(data), "--split", "80/10/10"]) == 0
+    capsys.readouterr()
+    assert main(["lm", "evaluate", str(run)]) == 2
+    assert "data has another corpus: expected " in capsys.readouterr().err
+    assert main(["lm", "evaluate", str(run), "--data", str(data)]) == 0
+    assert "perplexity" in (printed := capsys.readouterr().out)
+    assert f"not the corpus of the run, so not written to {run / 'test.json'}" in printed
+    assert not (run / "test.json").exists()
+    assert main(["lm", "evaluate", str(run), "--data", str(tmp_path / "moved")]) == 0
+    assert f"written to {run / 'test.json'}" in capsys.readouterr().out
+    assert json.loads((run / "test.json").read_text())["sentences"] == 4
+
+
 def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, monkeypatch):
     for section in (*range(2, 22), 23, 24):
         for number in ("00", "23", "24"):

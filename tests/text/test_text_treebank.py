@@ -1,12 +1,13 @@
 """The Penn Treebank: sections, oddities, vocabulary and layouts, on small trees written for the purpose."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from stackattn.text import penn_treebank
-from stackattn.text.corpus import read_report, read_split, share_out, write_corpus
+from stackattn.text.corpus import corpus_checksum, read_split, share_out, write_corpus
 from stackattn.text.penn_treebank import by_section, find_files, read_part, read_sections, treebank_vocabulary
 from stackattn.text.vocabulary import Vocabulary
 
@@ -124,7 +125,8 @@ def test_the_folder(tmp_path):
     report = write_corpus(tmp_path / "data", splits, vocabulary, {"source": "here"})
     assert (tmp_path / "data/valid.txt").read_text() == "a UNK UNK-INITC\n"
     assert report["written"]["valid"] == {"sentences": 1, "tokens": 3, "unknown": 2}
-    assert read_report(tmp_path / "data") == report
+    assert json.loads((tmp_path / "data/report.json").read_text()) == report
+    assert corpus_checksum(tmp_path / "data") == report["checksum"]
     read = Vocabulary.load(tmp_path / "data")
     assert read == vocabulary
     assert read_split(tmp_path / "data", "train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
@@ -133,6 +135,10 @@ def test_the_folder(tmp_path):
         write_corpus(tmp_path / "data", splits, vocabulary, {})
     other = write_corpus(tmp_path / "other", splits | {"test": [["Bonk"]]}, vocabulary, {})
     assert other["checksum"] != report["checksum"]
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "other/report.json").write_text(text)
+        with pytest.raises(ValueError, match=r"other/report\.json: not the report of a corpus"):
+            corpus_checksum(tmp_path / "other")
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):

@@ -166,6 +166,26 @@ def test_a_run_does_not_go_on_with_another_corpus(folder, tmp_path):
         run_experiment(config(folder), tmp_path / "run", resume=True)
 
 
+def test_a_run_knows_its_corpus(folder, tmp_path):
+    made = config(folder, max_epochs=1)
+    run_experiment(made, tmp_path / "run")
+    moved = folder.rename(tmp_path / "moved")
+    own = evaluate_run(tmp_path / "run", data=moved)
+    assert own["corpus"] == made.data.checksum
+    with pytest.raises(FileNotFoundError, match=r"data/report\.json: not there"):
+        evaluate_run(tmp_path / "run")
+    others = {"train": SENTENCES, "valid": SENTENCES[:4], "test": SENTENCES[:2]}
+    report = write_corpus(folder, others, count_vocabulary(SENTENCES, 1, "<unk>"), {})
+    message = f"data has another corpus: expected {made.data.checksum}, got {report['checksum']}"
+    with pytest.raises(ValueError, match=message):
+        evaluate_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=f"data: folder: .*{message}"):
+        made.make()
+    asked_for = evaluate_run(tmp_path / "run", data=folder)
+    assert asked_for["corpus"] == report["checksum"]
+    assert asked_for["tokens"] != own["tokens"]
+
+
 def test_wrong_data(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere/vocabulary\.json: not there; `stackattn lm prepare`"):
         run_experiment(config(tmp_path / "nowhere"), tmp_path / "run")

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate = commands.add_parser("evaluate", help="perplexity of a run's best model on the test set")
     evaluate.add_argument("run", help="folder of a run")
     evaluate.add_argument("--split", choices=("train", "valid", "test"), default="test", help="(default: %(default)s)")
-    evaluate.add_argument("--data", help="folder of the data (default: the one of the run)")
+    evaluate.add_argument("--data", help="folder of the data, if the run's has moved, or of others")
     generate = commands.add_parser("generate", help="sample sentences from a model")
     generate.add_argument("--number", type=int, default=10, metavar="N", help="of sentences (default: %(default)s)")
     generate.add_argument("--prompt", default="", help="how they begin")
@@ -56,15 +56,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from ..files import write_json
-    from ..training.lm import evaluate_run
+    from ..training.experiment import config_of
+    from ..training.lm import LMConfig, evaluate_run
 
     found = evaluate_run(args.run, args.split, args.data)
     print(f"{args.split}: {found['sentences']:,} sentences, {found['tokens']:,} tokens with EOS")
     print(f"cross-entropy {found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}")
-    if args.split == "test" and args.data is None:
+    if args.split == "test":
         path = Path(args.run) / "test.json"
-        write_json(path, found)
-        print(f"written to {path}")
+        if found["corpus"] == config_of(LMConfig, args.run).data.checksum:
+            write_json(path, found)
+            print(f"written to {path}")
+        else:
+            print(f"not the corpus of the run, so not written to {path}")
     return 0
 
 

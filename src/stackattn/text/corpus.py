@@ -74,9 +74,15 @@ def read_split(folder: str | Path, split: str, vocabulary: Vocabulary) -> list[l
     return sentences
 
 
-def read_report(folder: str | Path) -> dict[str, Any] | None:
+def corpus_checksum(folder: str | Path) -> str:
+    """By which a corpus is known, wherever it is."""
     path = Path(folder) / REPORT
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: not there; `stackattn lm prepare` or `prepare-ptb` makes it")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["checksum"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not the report of a corpus: {error!r}") from None
 
 
 def share_out(sentences: Sentences, shares: Sequence[int]) -> dict[str, Sentences]:

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from ..models import TransformerLM
 from ..models.saving import load, save
 from ..text.batching import pad, token_batches
-from ..text.corpus import read_report, read_split
+from ..text.corpus import REPORT, corpus_checksum, read_split
 from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
-from .experiment import config_of, in_section, perplexity
+from .experiment import check_corpus, config_of, in_section, perplexity
 from .loop import TrainingConfig
 from .run import Run
 
@@ -46,8 +46,9 @@ class CorpusOptions:
         if not 1 <= self.batch_tokens_range[0] <= self.batch_tokens_range[1]:
             got = list(self.batch_tokens_range)
             raise ValueError(f"batch_tokens_range: expected the smallest and the largest, got {got}")
-        if self.checksum is None and (report := read_report(self.folder)) is not None:
-            object.__setattr__(self, "checksum", report.get("checksum"))
+        # Without the corpus one can still look at what was trained on it.
+        if self.checksum is None and (Path(self.folder) / REPORT).exists():
+            object.__setattr__(self, "checksum", corpus_checksum(self.folder))
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class LMTask:
     def __init__(self, options: CorpusOptions):
         self.options = options
         self.vocabulary = Vocabulary.load(options.folder)
+        check_corpus(options.folder, options.checksum, corpus_checksum(options.folder))
         self.training = read_split(options.folder, "train", self.vocabulary)
         self.validation = read_split(options.folder, "valid", self.vocabulary)
         self._lengths = [len(sentence) for sentence in self.training]
@@ -160,12 +162,16 @@ def load_language_model(folder: str | Path) -> tuple[TransformerLM, Vocabulary]:
 
 
 def evaluate_run(folder: str | Path, split: str = "test", data: str | Path | None = None) -> dict[str, Any]:
-    """Perplexity of the best model of a run on a split of its corpus, or of another one."""
-    data = config_of(LMConfig, folder).data.folder if data is None else data
+    """Perplexity of the best model of a run on a split of its corpus, or of whatever corpus is in the folder `data`."""
+    options = config_of(LMConfig, folder).data
+    corpus = corpus_checksum(data or options.folder)
+    if data is None:
+        check_corpus(options.folder, options.checksum, corpus)
     model, vocabulary = load_language_model(folder)
-    found = evaluate_sentences(model, read_split(data, split, vocabulary), vocabulary)
+    found = evaluate_sentences(model, read_split(data or options.folder, split, vocabulary), vocabulary)
     return {
         "split": split,
+        "corpus": corpus,
         "model": Run(folder).model_checksum(),
         **found,
         "parameters": sum(x.numel() for x in model.parameters()),
