@@ -19,7 +19,7 @@ from ..text.batching import pad, token_batches
 from ..text.corpus import REPORT, corpus_checksum, read_split
 from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
-from .experiment import check_corpus, config_of, in_section, perplexity
+from .experiment import check_corpus, config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
 from .run import Run
 
@@ -152,9 +152,8 @@ def evaluate_sentences(
 
 
 def load_language_model(folder: str | Path) -> tuple[TransformerLM, Vocabulary]:
-    """The model and vocabulary of a folder that a run calls `best`, or of the run itself."""
-    folder = Path(folder)
-    folder = folder / "best" if (folder / "best").is_dir() else folder
+    """From the folder of a model, or of a run, whose best model is meant."""
+    folder = model_folder(folder)
     model, vocabulary = load(folder), Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
         raise ValueError(f"{folder}: expected a language model of {vocabulary.output_size} outputs, as its vocabulary")
