@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stackattn.text import penn_treebank
-from stackattn.text.corpus import corpus_checksum, read_split, share_out, write_corpus
+from stackattn.text.corpus import SPLITS, corpus_checksum, read_split, share_out, write_corpus
 from stackattn.text.penn_treebank import by_section, find_files, read_part, read_sections, treebank_vocabulary
 from stackattn.text.vocabulary import Vocabulary
 
@@ -139,6 +139,13 @@ def test_the_folder(tmp_path):
         (tmp_path / "other/report.json").write_text(text)
         with pytest.raises(ValueError, match=r"other/report\.json: not the report of a corpus"):
             corpus_checksum(tmp_path / "other")
+
+
+def test_the_word_classes_is_a_word(tmp_path):
+    """It is also how a vocabulary says that classes stand for unknown words."""
+    splits = {split: [["classes", "classes", "Bonk"]] for split in SPLITS}
+    report = write_corpus(tmp_path / "data", splits, treebank_vocabulary(splits["train"], whole=True), {})
+    assert report["written"]["train"] == {"sentences": 1, "tokens": 3, "unknown": 1}
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
