@@ -250,6 +250,25 @@ def test_an_empty_line_is_a_sentence_without_words(config, tmp_path, capsys):
     assert torch.is_grad_enabled()
 
 
+def test_standard_input_is_read_as_files_are(config, tmp_path, capsys, monkeypatch):
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
+    content = "\ufeffThe bank\r\nbanks\u2028fell\n".encode()
+    (tmp_path / "text").write_bytes(content)
+    found = []
+    for file in (str(tmp_path / "text"), "-"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+        capsys.readouterr()
+        assert main(["lm", "score", "--model", run, file]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1]
+    assert [row["token"] for row in rows(found[1])] == ["The", "bank", "</s>", "banks", "fell", "</s>"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The\nb\xff\n"), encoding="utf-8"))
+    assert main(["lm", "score", "--model", run, "-"]) == 2
+    error = capsys.readouterr().err
+    assert error == "stackattn lm score: standard input, line 2: not UTF-8: byte 0xff at column 2\n"
+
+
 @pytest.mark.slow
 def test_sweep(config, tmp_path, capsys):
     """Each restart draws a learning rate and a size of batches; the same command does nothing again."""

@@ -134,6 +134,6 @@ def _token_rows(
 
 
 def _lines(file: str) -> list[str]:
-    from ..text.lines import read_lines
+    from ..text.lines import decode_lines, read_lines
 
-    return [line.rstrip("\n") for line in sys.stdin] if file == "-" else list(read_lines(file))
+    return list(decode_lines(sys.stdin.buffer, "standard input") if file == "-" else read_lines(file))
