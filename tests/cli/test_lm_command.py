@@ -236,16 +236,16 @@ def test_errors_are_one_line(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_empty_line_is_a_sentence_without_words(config, tmp_path, capsys):
+def test_empty_lines_and_quotation_marks_are_scored(config, tmp_path, capsys):
     run = str(tmp_path / "run")
     assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
-    (tmp_path / "text").write_text("\nThe bank\n")
+    (tmp_path / "text").write_text('\nThe " bank"\n')
     capsys.readouterr()
     assert main(["lm", "score", "--model", run, str(tmp_path / "text")]) == 0
     found = rows(capsys.readouterr().out)
     assert [(row["sentence"], row["token"]) for row in found] == [
         ("1", "</s>"),
-        *(("2", x) for x in ("The", "bank", "</s>")),
+        *(("2", x) for x in ("The", '"', 'bank"', "</s>")),
     ]
     assert torch.is_grad_enabled()
 

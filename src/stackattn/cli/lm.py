@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,8 +112,9 @@ def _score(args: argparse.Namespace) -> int:
     for i, row in track(score_sentences(model, numbers, vocabulary), "scoring", len(sentences)):
         scores[i] = row
     rows = _sentence_rows(scores) if args.sentences else _token_rows(sentences, numbers, scores, vocabulary)
-    text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
-    write_text(args.out, text) if args.out else sys.stdout.write(text)
+    text = io.StringIO()
+    csv.writer(text, "excel-tab", lineterminator="\n").writerows(rows)  # a token may be a quotation mark
+    write_text(args.out, text.getvalue()) if args.out else sys.stdout.write(text.getvalue())
     return 0
 
 
