@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stackattn.cli import main
+from stackattn.models import TransformerLM
 from stackattn.text import penn_treebank
 from stackattn.training import Run
 from stackattn.training.lm import load_language_model
@@ -248,6 +249,22 @@ def test_empty_lines_and_quotation_marks_are_scored(config, tmp_path, capsys):
         *(("2", x) for x in ("The", '"', 'bank"', "</s>")),
     ]
     assert torch.is_grad_enabled()
+
+
+def test_models_are_computed_where_one_says(config, tmp_path, capsys, monkeypatch):
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
+    (tmp_path / "text").write_text("The bank fell .\n")
+    asked_for, to = [], TransformerLM.to
+    monkeypatch.setattr(TransformerLM, "to", lambda model, device: asked_for.append(device) or to(model, device))
+    for command in (["evaluate", run], ["generate", "--model", run], ["score", str(tmp_path / "text"), "--model", run]):
+        found = []
+        for device in ("cpu", "cpu:0"):
+            capsys.readouterr()
+            assert main(["lm", *command, "--device", device]) == 0
+            found.append(capsys.readouterr().out)
+        assert found[0] == found[1]
+    assert [x for x in asked_for if isinstance(x, str)] == ["cpu", "cpu:0"] * 3  # not the dtypes of loading
 
 
 def test_standard_input_is_read_as_files_are(config, tmp_path, capsys, monkeypatch):

@@ -151,6 +151,7 @@ def test_a_model_has_its_vocabulary_with_it(folder, tmp_path):
     model, vocabulary = load_language_model(tmp_path / "model")
     assert isinstance(model, TransformerLM)
     assert vocabulary.types == ("<unk>", "a", "b", "c")
+    assert next(load_language_model(tmp_path / "model", "meta")[0].parameters()).is_meta
     sentences = [vocabulary.encode(x) for x in SENTENCES[3:6]]
     assert evaluate_sentences(model, sentences, vocabulary)["perplexity"] == expected["perplexity"]
     Vocabulary(("a",)).save(tmp_path / "model")

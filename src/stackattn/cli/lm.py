@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import lm_prepare
-from .experiments import add_training_arguments, run_action
+from .experiments import add_torch_arguments, add_training_arguments, run_action
 
 if TYPE_CHECKING:
     from ..text.vocabulary import Vocabulary
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for command in (generate, score):
         command.add_argument("--model", required=True, help="folder of a run, or of a model with its vocabulary")
     for command in (evaluate, generate, score):
-        command.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+        add_torch_arguments(command)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from ..training.experiment import config_of
     from ..training.lm import LMConfig, evaluate_run
 
-    found = evaluate_run(args.run, args.split, args.data)
+    found = evaluate_run(args.run, args.split, args.data, args.device)
     print(f"{args.split}: {found['sentences']:,} sentences, {found['tokens']:,} tokens with EOS")
     print(f"cross-entropy {found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}")
     if args.split == "test":
@@ -82,11 +82,11 @@ def _generate(args: argparse.Namespace) -> int:
 
     if args.number < 1:
         raise ValueError(f"--number: expected at least 1, got {args.number}")
-    model, vocabulary = load_language_model(args.model)
+    model, vocabulary = load_language_model(args.model, args.device)
     start = vocabulary.encode(vocabulary.split(args.prompt))
     sentences = sample(
         model,
-        torch.tensor([[vocabulary.bos, *start]] * args.number),
+        torch.tensor([[vocabulary.bos, *start]] * args.number, device=args.device),
         max_new_tokens=args.max_length + 1,  # and EOS
         eos=vocabulary.eos,
         temperature=args.temperature,
@@ -105,7 +105,7 @@ def _score(args: argparse.Namespace) -> int:
     from ..training.lm import load_language_model, score_sentences
     from .progress import track
 
-    model, vocabulary = load_language_model(args.model)
+    model, vocabulary = load_language_model(args.model, args.device)
     sentences = [vocabulary.split(line) for line in _lines(args.file)]
     numbers = [vocabulary.encode(sentence) for sentence in sentences]
     scores: list[list[float]] = [[] for _ in sentences]

@@ -151,22 +151,24 @@ def evaluate_sentences(
     return {"sentences": len(sentences), "tokens": tokens, "cross_entropy": found, "perplexity": perplexity(found)}
 
 
-def load_language_model(folder: str | Path) -> tuple[TransformerLM, Vocabulary]:
+def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[TransformerLM, Vocabulary]:
     """From the folder of a model, or of a run, whose best model is meant."""
     folder = model_folder(folder)
     model, vocabulary = load(folder), Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
         raise ValueError(f"{folder}: expected a language model of {vocabulary.output_size} outputs, as its vocabulary")
-    return model, vocabulary
+    return model.to(device), vocabulary
 
 
-def evaluate_run(folder: str | Path, split: str = "test", data: str | Path | None = None) -> dict[str, Any]:
+def evaluate_run(
+    folder: str | Path, split: str = "test", data: str | Path | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Perplexity of the best model of a run on a split of its corpus, or of whatever corpus is in the folder `data`."""
     options = config_of(LMConfig, folder).data
     corpus = corpus_checksum(data or options.folder)
     if data is None:
         check_corpus(options.folder, options.checksum, corpus)
-    model, vocabulary = load_language_model(folder)
+    model, vocabulary = load_language_model(folder, device)
     found = evaluate_sentences(model, read_split(data or options.folder, split, vocabulary), vocabulary)
     return {
         "split": split,
