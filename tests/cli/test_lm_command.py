@@ -165,11 +165,25 @@ def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, 
     assert "-39,591" in printed.out  # of 39,831 there are 20 * 3 * 4
     assert "these are not the data of the paper" in printed.err
     found = {"training sentences": 240, "training tokens": 1140, "types": 11, "classes of unknown words": 0}
-    monkeypatch.setattr(penn_treebank, "EXPECTED", {**found, "test sentences": 12})
+    found |= {"sentences of section 24": 12, "test sentences": 12}
+    monkeypatch.setattr(penn_treebank, "EXPECTED", found)
     command[-1] = str(tmp_path / "again")
     assert main(command) == 0
     for name in ("train.txt", "vocabulary.json", "report.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "data" / name).read_bytes()
+    # holes: a file of validation, and all that was in a section of training
+    capsys.readouterr()
+    (tmp_path / "wsj/wsj_2400.mrg").unlink()
+    for path in (tmp_path / "wsj").glob("wsj_07*"):
+        path.write_text("")
+    command[-1] = str(tmp_path / "holes")
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    lines = [x.replace("│", " ").split() for x in printed.out.splitlines()]
+    assert ["sentences", "of", "section", "24", "12", "8", "-4"] in lines
+    assert ["training", "sentences", "240", "228", "-12"] in lines
+    assert "06: 12, 07: 0, 08: 12" in printed.err
+    assert printed.err.endswith("23: 12, 24: 8\n")
 
 
 def test_plain_text_in_words_and_pieces(tmp_path, capsys):

@@ -52,7 +52,9 @@ def test_the_sentence_left_out(tmp_path):
     splits, notes = read_sections(tmp_path, left_out=2)
     assert [x[0] for x in splits["train"]] == ["the", "#", *["the"] * 18]
     assert splits["train"][1][1] == "not"
-    assert notes == {"trees without words": 0, "training sentence left out": 2}
+    assert (notes["trees without words"], notes["training sentence left out"]) == (0, 2)
+    counts = {f"{section:02d}": 1 for section in (*range(2, 22), 23)} | {"03": 2, "24": 3}
+    assert notes["sentences of sections"] == counts  # what the files have, whatever is left out
     splits, notes = read_sections(tmp_path, left_out=1)  # begins with another word: it is not the one
     assert len(splits["train"]) == 21
     assert notes["training sentence left out"] is None
@@ -160,10 +162,11 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
 def test_what_is_expected_of_the_whole_treebank():
     vocabulary = treebank_vocabulary([["a", "a", "Bonk"]], whole=False)
     written = {"train": {"sentences": 39831, "tokens": 3}, "test": {"sentences": 2415}}
-    lines = penn_treebank.compare({"written": written}, vocabulary)
+    lines = penn_treebank.compare({"written": written, "sentences of sections": {"24": 1345}}, vocabulary)
     found = {what: (expected, number) for what, expected, number in lines}
     assert found["training sentences"] == (39831, 39831)
     assert found["test sentences"] == (2416, 2415)
+    assert found["sentences of section 24"] == (1346, 1345)
     assert found["types"] == (23832, 3)
     assert found["classes of unknown words"] == (66, 2)
 
