@@ -97,7 +97,7 @@ def test_restarts_draw_the_size_of_batches(folder):
 
 
 @pytest.mark.parametrize("name", ["tf", "tf-sup", "tf-nd", "tf-nd-paper"])
-def test_the_paper_s_configurations_have_its_parameters(name):
+def test_the_paper_s_configurations_have_its_sizes_and_settings(name):
     chosen = load_config(LMConfig, EXPERIMENTS / "ptb" / f"{name}.yaml")
     vocabulary = Vocabulary(tuple(map(str, range(23832))))
     with torch.device("meta"):
@@ -106,6 +106,10 @@ def test_the_paper_s_configurations_have_its_parameters(name):
     assert count == dict(zip(ARCHITECTURES, COUNTS["ptb"], strict=True))[architecture]
     assert vocabulary.output_size == 23833
     assert chosen.data.batch_tokens_range == (128, 512)
+    training = chosen.training
+    assert (training.learning_rates, training.evaluate_every, training.max_epochs) == ((1e-6, 1e-4), 20_000, 10_000)
+    assert (training.lr_factor, training.lr_patience, training.stop_patience, training.clip) == (0.5, 2, 4, 5.0)
+    assert (chosen.model.heads, chosen.model.dropout, chosen.model.init_range) == (8, 0.1, 0.01)
     assert chosen.data.published == chosen.model.published == chosen.training.published == (name != "tf-nd-paper")
 
 
