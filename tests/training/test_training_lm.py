@@ -113,6 +113,13 @@ def test_the_paper_s_configurations_have_its_sizes_and_settings(name):
     assert chosen.data.published == chosen.model.published == chosen.training.published == (name != "tf-nd-paper")
 
 
+def test_what_a_configuration_leaves_out_is_the_paper_s():
+    paper = load_config(LMConfig, EXPERIMENTS / "ptb/tf-nd-paper.yaml")
+    assert from_values(LMConfig, {"data": {"folder": "data/ptb"}, "model": {"layers": paper.model.layers}}) == paper
+    assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"d_model": 40}}).model.hidden_size == 160
+    assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"hidden_size": 7}}).model.hidden_size == 7
+
+
 def test_other_configurations_differ_in_the_layers_only():
     chosen = [load_config(LMConfig, EXPERIMENTS / f"wikitext-2/{name}.yaml") for name in ("tf", "tf-sup", "tf-nd")]
     assert len({replace(x, model=replace(x.model, layers="")) for x in chosen}) == 1

@@ -52,12 +52,41 @@ class CorpusOptions:
 
 
 @dataclass(frozen=True)
+class LMOptions(TransformerOptions):
+    """The paper's sizes for the Penn Treebank."""
+
+    d_model: int = 256
+    heads: int = 8
+    hidden_size: int | None = None
+    """Of the feed-forward networks; four times d_model if not given."""
+    tied: bool = True
+    init_range: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.hidden_size is None:
+            object.__setattr__(self, "hidden_size", 4 * self.d_model)
+
+
+@dataclass(frozen=True)
+class LMTraining(TrainingConfig):
+    """The paper's settings for the Penn Treebank."""
+
+    learning_rate: float = 1e-4
+    learning_rates: tuple[float, float] = (1e-6, 1e-4)
+    max_epochs: int = 10_000
+    lr_factor: float = 0.5
+    lr_patience: int = 2
+    stop_patience: int = 4
+    evaluate_every: int | None = 20_000
+
+
+@dataclass(frozen=True)
 class LMConfig:
     """A model, a corpus and how to train the one on the other."""
 
     data: CorpusOptions
-    model: TransformerOptions = field(default_factory=TransformerOptions)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    model: LMOptions = field(default_factory=LMOptions)
+    training: LMTraining = field(default_factory=LMTraining)
 
     def make(self) -> tuple[LMTask, TransformerLM]:
         task = in_section("data", LMTask, self.data)
