@@ -159,6 +159,13 @@ def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsy
     assert "a saved model is a folder with config.json" in capsys.readouterr().err
     assert main(["mt", "translate", str(run), str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+    (tmp_path / "empty").touch()
+    empty = str(tmp_path / "empty")
+    assert main(["mt", "evaluate", str(run), "--files", empty, empty, "--out", str(tmp_path / "scores")]) == 2
+    assert "expected at least one sentence to translate, got none" in capsys.readouterr().err
+    for option, value, expected in (("--threads", "0", "at least 1, got 0"), ("--device", "abacus", "got 'abacus'")):
+        assert main(["mt", "translate", str(run), empty, option, value]) == 2
+        assert expected in capsys.readouterr().err
 
 
 def test_without_the_libraries_it_says_what_to_install(files, tmp_path, capsys, monkeypatch):
@@ -169,7 +176,7 @@ def test_without_the_libraries_it_says_what_to_install(files, tmp_path, capsys, 
 
 
 @pytest.mark.slow
-def test_reproduce_table_3(corpus, tmp_path, capsys):
+def test_reproduce_table_3(corpus, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "configs/240"
     folder.mkdir(parents=True)
     (folder / "tf-sup.yaml").write_text(json.dumps({"data": {"folder": str(corpus)}, **TINY}))
@@ -184,7 +191,7 @@ def test_reproduce_table_3(corpus, tmp_path, capsys):
     runs = {run: Run(run).result()["best"]["perplexity"] for run in (out / "240/tf-sup").iterdir()}
     best = min(runs, key=runs.__getitem__)
     test = json.loads((best / "test.json").read_text())
-    numbers = f"{runs[best]:.2f}", "11.53", f"{test['bleu']:.2f}", "12.81"
+    numbers = "9,349,920", f"{runs[best]:.2f}", "11.53", f"{test['bleu']:.2f}", "12.81"
     row = ["240", "Tf+Sup", "2", f"{test['parameters']:,}", *numbers]
     assert f"| {' | '.join(row)} |" in written
     assert test["bleu_signature"] in written
@@ -193,3 +200,13 @@ def test_reproduce_table_3(corpus, tmp_path, capsys):
     before = (best / "test.json").stat().st_mtime_ns
     assert main([*command, "--budget", "0"]) == 0
     assert (best / "test.json").stat().st_mtime_ns == before  # not translated again
+    assert main(["mt", "evaluate", str(best), "--max-tokens", "1"]) == 0
+    assert main([*command, "--budget", "0"]) == 0
+    assert json.loads((best / "test.json").read_text())["bleu"] == test["bleu"]  # not with another search
+    (best / "test.json").unlink()
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
+    assert main([*command, "--budget", "0"]) == 0
+    assert "pip install 'stackattn[text]'" in capsys.readouterr().err
+    assert (
+        f"| 240 | Tf+Sup | 2 |  | 9,349,920 | {runs[best]:.2f} | 11.53 |  | 12.81 |" in (out / "table-3.md").read_text()
+    )

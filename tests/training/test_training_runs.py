@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -319,13 +320,27 @@ def test_damaged_checkpoints(which, keep, tmp_path):
     path = unfinished(tmp_path)[which]
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    with pytest.raises(RunError, match=rf"{path}: the checkpoint cannot be read: .*; remove {path.parent} to start"):
+    with pytest.raises(RunError, match=rf"{path}: the checkpoint cannot be read: .*; remove {tmp_path} to start"):
         run_experiment(tiny(), tmp_path, resume=True)
     assert lines(tmp_path) == 2
-    for file in (tmp_path / "last").iterdir():
-        file.unlink()
-    run_experiment(tiny(), tmp_path, resume=True)
-    assert lines(tmp_path) == 3
+
+
+@pytest.mark.parametrize("evaluations", [1, 2])
+def test_results_without_a_checkpoint_are_not_overwritten(evaluations, tmp_path):
+    """One evaluation is what a run has that was killed before its first checkpoint: unless somebody has tested it."""
+    with pytest.raises(Killed):
+        run_experiment(tiny(), tmp_path, watcher=Watcher(evaluations, stop))
+    shutil.rmtree(tmp_path / "last")
+    if evaluations == 1:
+        (tmp_path / "test.json").write_text("{}")
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(RunError, match=r"its checkpoint \(last/\) was not kept, so it cannot go on"):
+        run_experiment(tiny(), tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+    if evaluations == 1:
+        (tmp_path / "test.json").unlink()
+        run_experiment(tiny(), tmp_path, resume=True)
+        assert lines(tmp_path) == 3
 
 
 def test_checkpoints_that_do_not_belong(tmp_path):

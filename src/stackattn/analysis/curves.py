@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .figures import new_figure
+from .figures import new_figure, save_figure
 
 LABELS = {
     "lstm": "LSTM",
@@ -42,8 +42,4 @@ def draw_figure_2(figures: list[dict[str, Any]], path: Path) -> list[Path]:
     axes[0][1].set_title("test, by length", fontsize=9)
     axes[-1][0].set_xlabel("epoch", fontsize=9)
     axes[-1][1].set_xlabel("length", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for file in made:
-        figure.savefig(file, dpi=160)
-    return made
+    return [save_figure(figure, path.with_suffix(suffix)) for suffix in (".png", ".svg")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .figures import new_figure
+from .figures import new_figure, save_figure
 
 
 def demo_picture(
@@ -53,6 +53,4 @@ def demo_picture(
     right.set_ylabel("symbol read")
     right.set_title("What the trained stack has on top, on one string", fontsize=11)
     figure.colorbar(image, ax=right, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", label="weight", shrink=0.8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)

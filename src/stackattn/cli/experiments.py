@@ -101,9 +101,11 @@ def run_action(command: str, experiment: str, args: argparse.Namespace, actions:
 
         from ..training import RunError
 
-        if getattr(args, "threads", None):
-            torch.set_num_threads(args.threads)
         try:
+            if (threads := getattr(args, "threads", None)) is not None:
+                if threads < 1:
+                    raise ValueError(f"--threads: expected at least 1, got {threads}")
+                torch.set_num_threads(threads)
             common = {"train": _train, "sweep": _sweep}
             if args.action in common:
                 return common[args.action](named(experiment), args)

@@ -35,6 +35,8 @@ class Target:
     """Where the runs are, unless it is said otherwise."""
     other_tasks: tuple[str, ...] = ()
     """That are not in the paper, and done on request."""
+    trains: bool = True
+    """Or only shows the runs of another one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ TARGETS = {
         "stackattn.cli.table_2:show_cost",
         "out/table-2",
         ("wikitext-2",),
+        trains=False,
     ),
     "table-3": Target(
         "perplexity and BLEU of translation, in three sizes (d_model)",
@@ -97,15 +100,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, target in TARGETS.items():
         command = targets.add_parser(name, help=target.summary, description=target.summary)
-        if len(tasks := target.tasks + target.other_tasks) > 1:
-            command.add_argument(
-                "--tasks",
-                nargs="+",
-                choices=tasks,
-                default=target.tasks,
-                metavar="TASK",
-                help=f"of {', '.join(tasks)} (default: {' '.join(target.tasks)})",
-            )
+        tasks = target.tasks + target.other_tasks
+        command.add_argument(
+            "--tasks",
+            nargs="+",
+            choices=tasks,
+            default=target.tasks,
+            metavar="TASK",
+            help=f"of {', '.join(tasks)} (default: {' '.join(target.tasks)})",
+        )
         command.add_argument("--models", nargs="+", choices=target.models, default=target.models, metavar="MODEL")
         command.add_argument(
             "--restarts",
@@ -114,18 +117,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help="runs of each model on each task (default: %(default)s)",
         )
-        add_sweep_arguments(command)
-        command.add_argument(
-            "--configs", default=target.configs, help="folder of configurations (default: %(default)s)"
-        )
-        command.add_argument(
-            "--job",
-            type=int,
-            metavar="N",
-            help="train only run N of all, from 0, and show nothing: for array jobs",
-        )
         command.add_argument("--out", default=target.out, help="folder of the runs (default: %(default)s)")
-        add_set_argument(command)
+        if target.trains:
+            add_sweep_arguments(command)
+            command.add_argument(
+                "--configs", default=target.configs, help="folder of configurations (default: %(default)s)"
+            )
+            command.add_argument(
+                "--job",
+                type=int,
+                metavar="N",
+                help="train only run N of all, from 0, and show nothing: for array jobs",
+            )
+            add_set_argument(command)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -133,20 +137,18 @@ def run(args: argparse.Namespace) -> int:
 
     target = TARGETS[args.what]
     try:
-        jobs = _jobs(target, args)
-        if args.job is not None:
-            if not 0 <= args.job < len(jobs):
-                raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")
-            return 1 if _train([jobs[args.job]], args) else 0
-        failed = _train(jobs, args) if args.budget != 0 else []
-        cells: dict[tuple[str, str], Cell] = {}
-        for folder, _ in jobs:
-            task, model = folder.parts[-3:-1]
-            cells.setdefault((task, model), Cell(task, model, [])).folders.append(folder)
-        if not any((folder / "metrics.jsonl").exists() for folder, _ in jobs):
+        cells, failed = _cells(args), []
+        if target.trains:
+            jobs = _jobs(target, args, cells)
+            if args.job is not None:
+                if not 0 <= args.job < len(jobs):
+                    raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")
+                return 1 if _train([jobs[args.job]], args) else 0
+            failed = _train(jobs, args) if args.budget != 0 else []
+        if not any((folder / "metrics.jsonl").exists() for cell in cells for folder in cell.folders):
             print(f"there are no runs in {args.out} yet", file=sys.stderr)
             return 1
-        return named(target.show)(list(cells.values()), Path(args.out)) or (1 if failed else 0)
+        return named(target.show)(cells, Path(args.out)) or (1 if failed else 0)
     except (ValueError, RunError, OSError) as error:
         print(f"stackattn reproduce {args.what}: {error}", file=sys.stderr)
         return 2
@@ -155,21 +157,25 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def _jobs(target: Target, args: argparse.Namespace) -> list[tuple[Path, Any]]:
+def _cells(args: argparse.Namespace) -> list[Cell]:
+    return [
+        Cell(task, model, [Path(args.out) / task / model / f"{number:02d}" for number in range(args.restarts)])
+        for task in args.tasks
+        for model in args.models
+    ]
+
+
+def _jobs(target: Target, args: argparse.Namespace, cells: Sequence[Cell]) -> list[tuple[Path, Any]]:
     """The runs, first one of every cell, then the second ones."""
     from ..training import load_config
     from ..training.sweep import restart
 
-    experiment = named(target.experiment)
-    configs = {
-        (task, model): load_config(experiment, Path(args.configs) / task / f"{model}.yaml", args.set)
-        for task in getattr(args, "tasks", target.tasks)
-        for model in args.models
-    }
+    experiment, folder = named(target.experiment), Path(args.configs)
+    configs = [load_config(experiment, folder / cell.task / f"{cell.model}.yaml", args.set) for cell in cells]
     return [
-        (Path(args.out) / task / model / f"{number:02d}", restart(config, number))
+        (cell.folders[number], restart(config, number))
         for number in range(args.restarts)
-        for (task, model), config in configs.items()
+        for cell, config in zip(cells, configs, strict=True)
     ]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..analysis.curves import LABELS
 from ..files import write_json
@@ -15,7 +14,7 @@ from ..training import Run
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
 from .reproduce import Cell
-from .tables import number, publish
+from .tables import measured, number, publish
 
 
 class Paper(NamedTuple):
@@ -44,7 +43,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, config = _tested(folder), Run(folder).config()
+        test, config = measured(folder, _measure), Run(folder).config()
         figures = test.get("parameters"), best["perplexity"], test.get("perplexity")
         rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
         rows.append([cell.task, LABELS[cell.model], "ours", *_perplexities(*figures), str(cell.begun), rate, batch])
@@ -89,15 +88,5 @@ def _costs(speed: float | None, minutes: float | None, memory: float | None) -> 
     return [number(speed, ".1f"), number(minutes, ".1f"), number(memory, ",.0f")]
 
 
-def _tested(folder: Path) -> dict[str, Any]:
-    """The test of the best model of a run, which is kept in `test.json`.
-
-    Without its model, what was measured before is kept; without the data there is no test.
-    """
-    run = Run(folder)
-    if run.test() is None and run.model_checksum():
-        try:
-            write_json(folder / "test.json", evaluate_run(folder))
-        except FileNotFoundError as error:
-            print(f"no test: {error}", file=sys.stderr)
-    return run.test() or {}
+def _measure(folder: Path) -> None:
+    write_json(folder / "test.json", evaluate_run(folder))

@@ -5,40 +5,51 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..analysis.curves import LABELS
+from ..models.paper import COUNTS
 from ..training import Run
 from ..training.sweep import best_of
-from .reproduce import Cell
-from .tables import number, publish
+from .reproduce import TRANSFORMERS, Cell
+from .tables import measured, number, publish
+
+SEARCH = {"beam_size": 4, "max_tokens": 256}
+
+
+class Paper(NamedTuple):
+    """What the paper says of a model: its parameters, its perplexity on validation and its BLEU on test."""
+
+    parameters: int | None = None
+    perplexity: float | None = None
+    bleu: float | None = None
+
 
 PAPER = {
-    ("160", "tf"): (12.52, 12.21),
-    ("160", "tf-sup"): (11.94, 12.03),
-    ("160", "tf-nd"): (13.00, 11.86),
-    ("240", "tf"): (12.54, 12.11),
-    ("240", "tf-sup"): (11.53, 12.81),
-    ("240", "tf-nd"): (12.46, 11.50),
-    ("360", "tf"): (11.80, 12.69),
-    ("360", "tf-sup"): (12.03, 12.03),
-    ("360", "tf-nd"): (12.54, 11.74),
+    (tier, model): Paper(parameters, *scores)
+    for tier, results in {
+        "160": ((12.52, 12.21), (11.94, 12.03), (13.00, 11.86)),
+        "240": ((12.54, 12.11), (11.53, 12.81), (12.46, 11.50)),
+        "360": ((11.80, 12.69), (12.03, 12.03), (12.54, 11.74)),
+    }.items()
+    for model, parameters, scores in zip(TRANSFORMERS, COUNTS[f"mt-{tier}"][-3:], results, strict=True)
 }
-"""Validation perplexity and test BLEU of a tier and model. The tiers are named after d_model; the small one is ours."""
+"""By tier and model. The tiers are named after d_model; the small one is ours."""
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    header = ["tier", "model", "runs", "parameters", "perplexity", "paper", "BLEU", "paper"]
+    header = ["tier", "model", "runs", "parameters", "paper", "perplexity", "paper", "BLEU", "paper"]
     rows, signatures = [], set()
     for cell in cells:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, paper = _test(folder), PAPER.get((cell.task, cell.model), (None, None))
+        test, paper = measured(folder, _measure, _as_in_the_paper), PAPER.get((cell.task, cell.model), Paper())
         signatures |= {test["bleu_signature"]} if "bleu_signature" in test else set()
-        numbers = best["perplexity"], paper[0], test.get("bleu"), paper[1]
-        parameters = number(test.get("parameters"), ",")
-        rows.append([cell.task, LABELS[cell.model], str(cell.begun), parameters, *(number(x, ".2f") for x in numbers)])
+        parameters = (number(x, ",") for x in (test.get("parameters"), paper.parameters))
+        scores = best["perplexity"], paper.perplexity, test.get("bleu"), paper.bleu
+        columns = *parameters, *(number(x, ".2f") for x in scores)
+        rows.append([cell.task, LABELS[cell.model], str(cell.begun), *columns])
     notes = (
         "The best run of each: perplexity on validation, BLEU on test"
         f"{''.join(f' ({x})' for x in sorted(signatures))}. "
@@ -47,14 +58,15 @@ def show(cells: Sequence[Cell], out: Path) -> int:
     return publish("table-3", header, rows, notes, out)
 
 
-def _test(folder: Path) -> dict[str, Any]:
-    """The test of a run's best model, made if that was not done yet. Without the model the test is kept as it is."""
-    run = Run(folder)
-    if run.test() is None and (model := run.model_checksum()):
-        from ..training.mt import read_test_set
-        from ..training.translator import Translator, write_scores
+def _measure(folder: Path) -> None:
+    from ..training.mt import read_test_set
+    from ..training.translator import Translator, write_scores
 
-        print(f"translating the test set with {folder}", file=sys.stderr, flush=True)
-        scores, translations = Translator.load(folder).evaluate(*read_test_set(folder))
-        write_scores(folder / "test", {"split": "test", "model": model, **scores}, translations)
-    return run.test() or {}
+    test_set = read_test_set(folder)
+    print(f"translating the test set with {folder}", file=sys.stderr, flush=True)
+    scores, translations = Translator.load(folder, "cpu", **SEARCH).evaluate(*test_set)
+    write_scores(folder / "test", {"split": "test", "model": Run(folder).model_checksum(), **scores}, translations)
+
+
+def _as_in_the_paper(test: dict[str, Any]) -> bool:
+    return all(test[key] == value for key, value in SEARCH.items())

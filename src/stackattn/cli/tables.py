@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..files import write_text
+from ..training import Run, RunError
 
 
 def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def measured(
+    folder: Path, measure: Callable[[Path], None], usable: Callable[[dict[str, Any]], bool] = lambda test: True
+) -> dict[str, Any]:
+    """The test of a run's best model; `measure` writes it where there is none yet that is `usable`.
+
+    Where that cannot be done, it is said why, and the rest is shown all the same. Without its model, what was measured
+    before is kept.
+    """
+    run = Run(folder)
+    test = run.test()
+    if run.model_checksum() is None or (test is not None and usable(test)):
+        return test or {}
+    try:
+        measure(folder)
+    except (RunError, ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"no test of {folder}: {error}", file=sys.stderr)
+        return {}
+    return run.test() or {}
 
 
 def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: str, out: Path) -> int:
@@ -23,8 +45,9 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
         return 1
     for task in dict.fromkeys(row[0] for row in rows):
         table = Table(title=task, title_justify="left")
-        for column in header[1:]:
-            table.add_column(column, no_wrap=True, justify="left" if column == "model" else "right")
+        for i, column in enumerate(header[1:], 1):
+            widest = max(len(row[i]) for row in rows)  # where there is little room, headers wrap and numbers do not
+            table.add_column(column, min_width=widest, justify="left" if column == "model" else "right")
         for row in rows:
             if row[0] == task:
                 table.add_row(*row[1:])

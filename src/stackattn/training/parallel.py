@@ -24,17 +24,22 @@ from .run import RunError
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 
 
+def find_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device: expected a device of torch, such as cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: torch finds no GPU here, got {name!r}")
+    return device
+
+
 class Processes:
     def __init__(self, device: str = "cpu"):
         """As many as `torchrun` says, on this kind of device; each process has its own one."""
         self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        try:
-            self.device = torch.device(device)
-        except RuntimeError as error:
-            raise ValueError(f"device: expected a device of torch, such as cpu or cuda, got {device!r}") from error
+        self.device = find_device(device)
         if self.device.type == "cuda":
-            if not torch.cuda.is_available():
-                raise ValueError("device: torch finds no GPU here, got 'cuda'")
             if self.device.index is None:
                 self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
             torch.cuda.set_device(self.device)

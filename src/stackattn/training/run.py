@@ -71,6 +71,10 @@ class Run:
             raise RunError(f"{self.folder}: there is a run already; go on with --resume or choose another folder")
         if there := self.differs(config):
             raise RunError(f"{self.folder}: the run there has another configuration ({there}); choose another folder")
+        # One evaluation may have been all before the first checkpoint: such a run is begun again.
+        if self.state() is None and (len(self.metrics()) > 1 or (self.folder / "test.json").exists()):
+            missing = "its checkpoint (last/) was not kept, so it cannot go on"
+            raise RunError(f"{self.folder}: {missing}; its results can be shown; to train it, choose another folder")
 
     def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
         """Make or enter the folder. Returns the state to go on from (see `state`)."""
@@ -249,7 +253,7 @@ class Run:
 
 
 def _damaged(path: Path, reason: object) -> str:
-    return f"{path}: the checkpoint cannot be read: {reason}; remove {path.parent} to start again"
+    return f"{path}: the checkpoint cannot be read: {reason}; remove {path.parent.parent} to start again"
 
 
 def _different(there: Any, here: Any, prefix: str = "") -> str | None:

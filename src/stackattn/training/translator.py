@@ -21,6 +21,7 @@ from ..text.parallel import normalise
 from ..text.pieces import PieceTokenizer
 from .experiment import model_folder, perplexity
 from .mt import Pairs
+from .parallel import find_device
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Translator:
         if sizes != (model.config.input_size, model.config.output_size):
             expected = model.config.input_size, model.config.output_size
             raise ValueError(f"{folder}: the model expects {expected} tokens, its tokenizer has {sizes}")
-        return cls(model.to(device), tokenizer, **options)
+        return cls(model.to(find_device(device)), tokenizer, **options)
 
     def translate(self, sentences: Sequence[str], done: Callable[[int], None] = lambda count: None) -> list[str]:
         """In the order of the sentences; a blank one is translated by a blank one. `done` hears of each batch."""
@@ -89,6 +90,8 @@ class Translator:
         self, source: Sequence[str], reference: Sequence[str], done: Callable[[int], None] = lambda count: None
     ) -> tuple[dict[str, Any], list[str]]:
         """BLEU and chrF of the translations, the perplexity of the references, and the translations."""
+        if not source:
+            raise ValueError("expected at least one sentence to translate, got none")
         metrics = _metrics()
         began = time.monotonic()
         translations = self.translate(source, done)
