@@ -278,7 +278,10 @@ def test_models_are_computed_where_one_says(config, tmp_path, capsys, monkeypatc
             assert main(["lm", *command, "--device", device]) == 0
             found.append(capsys.readouterr().out)
         assert found[0] == found[1]
-    assert [x for x in asked_for if isinstance(x, str)] == ["cpu", "cpu:0"] * 3  # not the dtypes of loading
+        assert main(["lm", *command, "--device", "abacus"]) == 2
+        assert "expected a device of torch, such as cpu or cuda, got 'abacus'" in capsys.readouterr().err
+    devices = [str(x) for x in asked_for if isinstance(x, torch.device)]  # not the dtypes of loading
+    assert devices == ["cpu", "cpu:0"] * 3
 
 
 def test_standard_input_is_read_as_files_are(config, tmp_path, capsys, monkeypatch):

@@ -21,6 +21,7 @@ from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
 from .experiment import check_corpus, config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
+from .parallel import find_device
 from .run import Run
 
 EVALUATION_TOKENS = 2048  # of a batch without gradients
@@ -186,7 +187,7 @@ def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[Transf
     model, vocabulary = load(folder), Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
         raise ValueError(f"{folder}: expected a language model of {vocabulary.output_size} outputs, as its vocabulary")
-    return model.to(device), vocabulary
+    return model.to(find_device(device)), vocabulary
 
 
 def evaluate_run(
