@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stackattn.cli import main
+from stackattn.models import TransformerLM
 from stackattn.text import penn_treebank
 from stackattn.training import Run
 from stackattn.training.lm import load_language_model
@@ -135,6 +136,24 @@ def test_tables_without_data_or_models(config, data, tmp_path, capsys):
     assert (out / "table-2.md").read_text() == with_test
 
 
+def test_only_what_was_measured_on_the_run_s_own_corpus_is_its_test(config, data, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["lm", "train", str(config), "--out", str(run), "--set", "training.max_epochs=1"]) == 0
+    data.rename(tmp_path / "moved")
+    (tmp_path / "part.mrg").write_text(trees(50))
+    assert main(["lm", "prepare-ptb", str(tmp_path / "part.mrg"), str(data), "--split", "80/10/10"]) == 0
+    capsys.readouterr()
+    assert main(["lm", "evaluate", str(run)]) == 2
+    assert "data has another corpus: expected " in capsys.readouterr().err
+    assert main(["lm", "evaluate", str(run), "--data", str(data)]) == 0
+    assert "perplexity" in (printed := capsys.readouterr().out)
+    assert f"not the corpus of the run, so not written to {run / 'test.json'}" in printed
+    assert not (run / "test.json").exists()
+    assert main(["lm", "evaluate", str(run), "--data", str(tmp_path / "moved")]) == 0
+    assert f"written to {run / 'test.json'}" in capsys.readouterr().out
+    assert json.loads((run / "test.json").read_text())["sentences"] == 4
+
+
 def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, monkeypatch):
     for section in (*range(2, 22), 23, 24):
         for number in ("00", "23", "24"):
@@ -146,11 +165,25 @@ def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, 
     assert "-39,591" in printed.out  # of 39,831 there are 20 * 3 * 4
     assert "these are not the data of the paper" in printed.err
     found = {"training sentences": 240, "training tokens": 1140, "types": 11, "classes of unknown words": 0}
-    monkeypatch.setattr(penn_treebank, "EXPECTED", {**found, "test sentences": 12})
+    found |= {"sentences of section 24": 12, "test sentences": 12}
+    monkeypatch.setattr(penn_treebank, "EXPECTED", found)
     command[-1] = str(tmp_path / "again")
     assert main(command) == 0
     for name in ("train.txt", "vocabulary.json", "report.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "data" / name).read_bytes()
+    # holes: a file of validation, and all that was in a section of training
+    capsys.readouterr()
+    (tmp_path / "wsj/wsj_2400.mrg").unlink()
+    for path in (tmp_path / "wsj").glob("wsj_07*"):
+        path.write_text("")
+    command[-1] = str(tmp_path / "holes")
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    lines = [x.replace("│", " ").split() for x in printed.out.splitlines()]
+    assert ["sentences", "of", "section", "24", "12", "8", "-4"] in lines
+    assert ["training", "sentences", "240", "228", "-12"] in lines
+    assert "06: 12, 07: 0, 08: 12" in printed.err
+    assert printed.err.endswith("23: 12, 24: 8\n")
 
 
 def test_plain_text_in_words_and_pieces(tmp_path, capsys):
@@ -218,18 +251,56 @@ def test_errors_are_one_line(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_empty_line_is_a_sentence_without_words(config, tmp_path, capsys):
+def test_empty_lines_and_quotation_marks_are_scored(config, tmp_path, capsys):
     run = str(tmp_path / "run")
     assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
-    (tmp_path / "text").write_text("\nThe bank\n")
+    (tmp_path / "text").write_text('\nThe " bank"\n')
     capsys.readouterr()
     assert main(["lm", "score", "--model", run, str(tmp_path / "text")]) == 0
     found = rows(capsys.readouterr().out)
     assert [(row["sentence"], row["token"]) for row in found] == [
         ("1", "</s>"),
-        *(("2", x) for x in ("The", "bank", "</s>")),
+        *(("2", x) for x in ("The", '"', 'bank"', "</s>")),
     ]
     assert torch.is_grad_enabled()
+
+
+def test_models_are_computed_where_one_says(config, tmp_path, capsys, monkeypatch):
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
+    (tmp_path / "text").write_text("The bank fell .\n")
+    asked_for, to = [], TransformerLM.to
+    monkeypatch.setattr(TransformerLM, "to", lambda model, device: asked_for.append(device) or to(model, device))
+    for command in (["evaluate", run], ["generate", "--model", run], ["score", str(tmp_path / "text"), "--model", run]):
+        found = []
+        for device in ("cpu", "cpu:0"):
+            capsys.readouterr()
+            assert main(["lm", *command, "--device", device]) == 0
+            found.append(capsys.readouterr().out)
+        assert found[0] == found[1]
+        assert main(["lm", *command, "--device", "abacus"]) == 2
+        assert "expected a device of torch, such as cpu or cuda, got 'abacus'" in capsys.readouterr().err
+    devices = [str(x) for x in asked_for if isinstance(x, torch.device)]  # not the dtypes of loading
+    assert devices == ["cpu", "cpu:0"] * 3
+
+
+def test_standard_input_is_read_as_files_are(config, tmp_path, capsys, monkeypatch):
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
+    content = "\ufeffThe bank\r\nbanks\u2028fell\n".encode()
+    (tmp_path / "text").write_bytes(content)
+    found = []
+    for file in (str(tmp_path / "text"), "-"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+        capsys.readouterr()
+        assert main(["lm", "score", "--model", run, file]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1]
+    assert [row["token"] for row in rows(found[1])] == ["The", "bank", "</s>", "banks", "fell", "</s>"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The\nb\xff\n"), encoding="utf-8"))
+    assert main(["lm", "score", "--model", run, "-"]) == 2
+    error = capsys.readouterr().err
+    assert error == "stackattn lm score: standard input, line 2: not UTF-8: byte 0xff at column 2\n"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stackattn.text.byte_pairs import train_model
+from stackattn.text.byte_pairs import load_model, train_model
 from stackattn.text.lines import read_lines
 from stackattn.text.plain import Counts, drop_long, split_sentences, to_pieces, to_sentences
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
@@ -101,6 +101,19 @@ def test_pieces(tmp_path):
     assert read.join(read.encode(tokens[:-2])) == "the bonkers"
     with pytest.raises(ValueError, match="not a SentencePiece model"):
         Vocabulary(("a",), None, b"no").split("a")
+
+
+def test_pieces_are_learned_from_the_longest_sentence_too():
+    pytest.importorskip("sentencepiece")
+    lines = ["the bonkers bank", "the banker bonks"] * 20
+    model = train_model(lines, 30)
+    for size in (4192, 4193, 20000):
+        longer = load_model(train_model([*lines, "é " + "e" * (size - 3)], 40))
+        assert not longer.is_unknown(longer.piece_to_id("é"))
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    # models of ordinary text stay what they were, byte by byte
+    assert not ModelProto.FromString(model).trainer_spec.HasField("max_sentence_length")
 
 
 @pytest.mark.skipif("STACKATTN_DATA" not in os.environ, reason="needs corpora in STACKATTN_DATA")

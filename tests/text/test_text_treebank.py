@@ -1,12 +1,13 @@
 """The Penn Treebank: sections, oddities, vocabulary and layouts, on small trees written for the purpose."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from stackattn.text import penn_treebank
-from stackattn.text.corpus import read_report, read_split, share_out, write_corpus
+from stackattn.text.corpus import SPLITS, corpus_checksum, read_split, share_out, write_corpus
 from stackattn.text.penn_treebank import by_section, find_files, read_part, read_sections, treebank_vocabulary
 from stackattn.text.vocabulary import Vocabulary
 
@@ -51,7 +52,9 @@ def test_the_sentence_left_out(tmp_path):
     splits, notes = read_sections(tmp_path, left_out=2)
     assert [x[0] for x in splits["train"]] == ["the", "#", *["the"] * 18]
     assert splits["train"][1][1] == "not"
-    assert notes == {"trees without words": 0, "training sentence left out": 2}
+    assert (notes["trees without words"], notes["training sentence left out"]) == (0, 2)
+    counts = {f"{section:02d}": 1 for section in (*range(2, 22), 23)} | {"03": 2, "24": 3}
+    assert notes["sentences of sections"] == counts  # what the files have, whatever is left out
     splits, notes = read_sections(tmp_path, left_out=1)  # begins with another word: it is not the one
     assert len(splits["train"]) == 21
     assert notes["training sentence left out"] is None
@@ -124,7 +127,8 @@ def test_the_folder(tmp_path):
     report = write_corpus(tmp_path / "data", splits, vocabulary, {"source": "here"})
     assert (tmp_path / "data/valid.txt").read_text() == "a UNK UNK-INITC\n"
     assert report["written"]["valid"] == {"sentences": 1, "tokens": 3, "unknown": 2}
-    assert read_report(tmp_path / "data") == report
+    assert json.loads((tmp_path / "data/report.json").read_text()) == report
+    assert corpus_checksum(tmp_path / "data") == report["checksum"]
     read = Vocabulary.load(tmp_path / "data")
     assert read == vocabulary
     assert read_split(tmp_path / "data", "train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
@@ -133,6 +137,17 @@ def test_the_folder(tmp_path):
         write_corpus(tmp_path / "data", splits, vocabulary, {})
     other = write_corpus(tmp_path / "other", splits | {"test": [["Bonk"]]}, vocabulary, {})
     assert other["checksum"] != report["checksum"]
+    for text in ("{", "[]", "{}"):
+        (tmp_path / "other/report.json").write_text(text)
+        with pytest.raises(ValueError, match=r"other/report\.json: not the report of a corpus"):
+            corpus_checksum(tmp_path / "other")
+
+
+def test_the_word_classes_is_a_word(tmp_path):
+    """It is also how a vocabulary says that classes stand for unknown words."""
+    splits = {split: [["classes", "classes", "Bonk"]] for split in SPLITS}
+    report = write_corpus(tmp_path / "data", splits, treebank_vocabulary(splits["train"], whole=True), {})
+    assert report["written"]["train"] == {"sentences": 1, "tokens": 3, "unknown": 1}
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
@@ -147,10 +162,11 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
 def test_what_is_expected_of_the_whole_treebank():
     vocabulary = treebank_vocabulary([["a", "a", "Bonk"]], whole=False)
     written = {"train": {"sentences": 39831, "tokens": 3}, "test": {"sentences": 2415}}
-    lines = penn_treebank.compare({"written": written}, vocabulary)
+    lines = penn_treebank.compare({"written": written, "sentences of sections": {"24": 1345}}, vocabulary)
     found = {what: (expected, number) for what, expected, number in lines}
     assert found["training sentences"] == (39831, 39831)
     assert found["test sentences"] == (2416, 2415)
+    assert found["sentences of section 24"] == (1346, 1345)
     assert found["types"] == (23832, 3)
     assert found["classes of unknown words"] == (66, 2)
 

@@ -97,7 +97,7 @@ def test_restarts_draw_the_size_of_batches(folder):
 
 
 @pytest.mark.parametrize("name", ["tf", "tf-sup", "tf-nd", "tf-nd-paper"])
-def test_the_paper_s_configurations_have_its_parameters(name):
+def test_the_paper_s_configurations_have_its_sizes_and_settings(name):
     chosen = load_config(LMConfig, EXPERIMENTS / "ptb" / f"{name}.yaml")
     vocabulary = Vocabulary(tuple(map(str, range(23832))))
     with torch.device("meta"):
@@ -106,7 +106,18 @@ def test_the_paper_s_configurations_have_its_parameters(name):
     assert count == dict(zip(ARCHITECTURES, COUNTS["ptb"], strict=True))[architecture]
     assert vocabulary.output_size == 23833
     assert chosen.data.batch_tokens_range == (128, 512)
+    training = chosen.training
+    assert (training.learning_rates, training.evaluate_every, training.max_epochs) == ((1e-6, 1e-4), 20_000, 10_000)
+    assert (training.lr_factor, training.lr_patience, training.stop_patience, training.clip) == (0.5, 2, 4, 5.0)
+    assert (chosen.model.heads, chosen.model.dropout, chosen.model.init_range) == (8, 0.1, 0.01)
     assert chosen.data.published == chosen.model.published == chosen.training.published == (name != "tf-nd-paper")
+
+
+def test_what_a_configuration_leaves_out_is_the_paper_s():
+    paper = load_config(LMConfig, EXPERIMENTS / "ptb/tf-nd-paper.yaml")
+    assert from_values(LMConfig, {"data": {"folder": "data/ptb"}, "model": {"layers": paper.model.layers}}) == paper
+    assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"d_model": 40}}).model.hidden_size == 160
+    assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"hidden_size": 7}}).model.hidden_size == 7
 
 
 def test_other_configurations_differ_in_the_layers_only():
@@ -151,6 +162,7 @@ def test_a_model_has_its_vocabulary_with_it(folder, tmp_path):
     model, vocabulary = load_language_model(tmp_path / "model")
     assert isinstance(model, TransformerLM)
     assert vocabulary.types == ("<unk>", "a", "b", "c")
+    assert next(load_language_model(tmp_path / "model", "meta")[0].parameters()).is_meta
     sentences = [vocabulary.encode(x) for x in SENTENCES[3:6]]
     assert evaluate_sentences(model, sentences, vocabulary)["perplexity"] == expected["perplexity"]
     Vocabulary(("a",)).save(tmp_path / "model")
@@ -164,6 +176,26 @@ def test_a_run_does_not_go_on_with_another_corpus(folder, tmp_path):
     (folder / "report.json").write_text(json.dumps({**report, "checksum": "another"}))
     with pytest.raises(RunError, match=r"another configuration \(data\.checksum: .*, not 'another'\)"):
         run_experiment(config(folder), tmp_path / "run", resume=True)
+
+
+def test_a_run_knows_its_corpus(folder, tmp_path):
+    made = config(folder, max_epochs=1)
+    run_experiment(made, tmp_path / "run")
+    moved = folder.rename(tmp_path / "moved")
+    own = evaluate_run(tmp_path / "run", data=moved)
+    assert own["corpus"] == made.data.checksum
+    with pytest.raises(FileNotFoundError, match=r"data/report\.json: not there"):
+        evaluate_run(tmp_path / "run")
+    others = {"train": SENTENCES, "valid": SENTENCES[:4], "test": SENTENCES[:2]}
+    report = write_corpus(folder, others, count_vocabulary(SENTENCES, 1, "<unk>"), {})
+    message = f"data has another corpus: expected {made.data.checksum}, got {report['checksum']}"
+    with pytest.raises(ValueError, match=message):
+        evaluate_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=f"data: folder: .*{message}"):
+        made.make()
+    asked_for = evaluate_run(tmp_path / "run", data=folder)
+    assert asked_for["corpus"] == report["checksum"]
+    assert asked_for["tokens"] != own["tokens"]
 
 
 def test_wrong_data(folder, tmp_path):

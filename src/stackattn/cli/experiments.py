@@ -17,9 +17,8 @@ def add_training_arguments(commands: Any, configs: str) -> None:
     train = commands.add_parser("train", help="train a model by a configuration file")
     train.add_argument("--out", required=True, help="folder of the run")
     train.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
-    train.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
     train.add_argument("--minutes", type=float, help="stop after so long; --resume goes on")
-    train.add_argument("--device", default="cpu", help="cpu, or cuda for GPUs (default: %(default)s)")
+    add_torch_arguments(train)
     train.add_argument(
         "--tensorboard", action="store_true", help="write scalars for TensorBoard too; needs stackattn[tensorboard]"
     )
@@ -31,6 +30,12 @@ def add_training_arguments(commands: Any, configs: str) -> None:
     for command in (train, sweep):
         command.add_argument("config", nargs="?", help=f"a YAML file, such as those in {configs}; or --set it all")
         add_set_argument(command)
+
+
+def add_torch_arguments(parser: argparse.ArgumentParser) -> None:
+    """What one model is computed on."""
+    parser.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
 
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:

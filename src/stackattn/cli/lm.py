@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import lm_prepare
-from .experiments import add_training_arguments, run_action
+from .experiments import add_torch_arguments, add_training_arguments, run_action
 
 if TYPE_CHECKING:
     from ..text.vocabulary import Vocabulary
@@ -22,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate = commands.add_parser("evaluate", help="perplexity of a run's best model on the test set")
     evaluate.add_argument("run", help="folder of a run")
     evaluate.add_argument("--split", choices=("train", "valid", "test"), default="test", help="(default: %(default)s)")
-    evaluate.add_argument("--data", help="folder of the data (default: the one of the run)")
+    evaluate.add_argument("--data", help="folder of the data, if the run's has moved, or of others")
     generate = commands.add_parser("generate", help="sample sentences from a model")
     generate.add_argument("--number", type=int, default=10, metavar="N", help="of sentences (default: %(default)s)")
     generate.add_argument("--prompt", default="", help="how they begin")
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for command in (generate, score):
         command.add_argument("--model", required=True, help="folder of a run, or of a model with its vocabulary")
     for command in (evaluate, generate, score):
-        command.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+        add_torch_arguments(command)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,15 +58,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from ..files import write_json
-    from ..training.lm import evaluate_run
+    from ..training.experiment import config_of
+    from ..training.lm import LMConfig, evaluate_run
 
-    found = evaluate_run(args.run, args.split, args.data)
+    found = evaluate_run(args.run, args.split, args.data, args.device)
     print(f"{args.split}: {found['sentences']:,} sentences, {found['tokens']:,} tokens with EOS")
     print(f"cross-entropy {found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}")
-    if args.split == "test" and args.data is None:
+    if args.split == "test":
         path = Path(args.run) / "test.json"
-        write_json(path, found)
-        print(f"written to {path}")
+        if found["corpus"] == config_of(LMConfig, args.run).data.checksum:
+            write_json(path, found)
+            print(f"written to {path}")
+        else:
+            print(f"not the corpus of the run, so not written to {path}")
     return 0
 
 
@@ -76,11 +82,11 @@ def _generate(args: argparse.Namespace) -> int:
 
     if args.number < 1:
         raise ValueError(f"--number: expected at least 1, got {args.number}")
-    model, vocabulary = load_language_model(args.model)
+    model, vocabulary = load_language_model(args.model, args.device)
     start = vocabulary.encode(vocabulary.split(args.prompt))
     sentences = sample(
         model,
-        torch.tensor([[vocabulary.bos, *start]] * args.number),
+        torch.tensor([[vocabulary.bos, *start]] * args.number, device=args.device),
         max_new_tokens=args.max_length + 1,  # and EOS
         eos=vocabulary.eos,
         temperature=args.temperature,
@@ -99,15 +105,16 @@ def _score(args: argparse.Namespace) -> int:
     from ..training.lm import load_language_model, score_sentences
     from .progress import track
 
-    model, vocabulary = load_language_model(args.model)
+    model, vocabulary = load_language_model(args.model, args.device)
     sentences = [vocabulary.split(line) for line in _lines(args.file)]
     numbers = [vocabulary.encode(sentence) for sentence in sentences]
     scores: list[list[float]] = [[] for _ in sentences]
     for i, row in track(score_sentences(model, numbers, vocabulary), "scoring", len(sentences)):
         scores[i] = row
     rows = _sentence_rows(scores) if args.sentences else _token_rows(sentences, numbers, scores, vocabulary)
-    text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
-    write_text(args.out, text) if args.out else sys.stdout.write(text)
+    text = io.StringIO()
+    csv.writer(text, "excel-tab", lineterminator="\n").writerows(rows)  # a token may be a quotation mark
+    write_text(args.out, text.getvalue()) if args.out else sys.stdout.write(text.getvalue())
     return 0
 
 
@@ -130,6 +137,6 @@ def _token_rows(
 
 
 def _lines(file: str) -> list[str]:
-    from ..text.lines import read_lines
+    from ..text.lines import decode_lines, read_lines
 
-    return [line.rstrip("\n") for line in sys.stdin] if file == "-" else list(read_lines(file))
+    return list(decode_lines(sys.stdin.buffer, "standard input") if file == "-" else read_lines(file))

@@ -55,7 +55,11 @@ def prepare_treebank(args: argparse.Namespace) -> int:
     if notes["training sentence left out"] is None:
         number = penn_treebank.LEFT_OUT
         print(f"training sentence {number:,} does not begin with `#`, so none was left out", file=sys.stderr)
-    return 0 if _is_whole(penn_treebank.compare(report, vocabulary)) else 1
+    if _is_whole(penn_treebank.compare(report, vocabulary)):
+        return 0
+    sections = ", ".join(f"{section}: {count:,}" for section, count in notes["sentences of sections"].items())
+    print(f"sentences of each section, before anything was replaced or left out: {sections}", file=sys.stderr)
+    return 1
 
 
 def prepare_plain(args: argparse.Namespace) -> int:

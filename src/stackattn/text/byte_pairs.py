@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 INSTALL = "pip install 'stackattn[text]'"
+LIMIT = 4192  # bytes of a sentence that SentencePiece reads if it is not told otherwise
 
 
 def sentencepiece() -> Any:
@@ -20,8 +21,15 @@ def sentencepiece() -> Any:
 
 
 def train_model(sentences: Iterable[str], size: int) -> bytes:
-    """A model of `size` pieces, or of fewer where the text has no more, with every character of it."""
+    """A model of `size` pieces, or of fewer where the text has no more, with every character of it.
+
+    Only a sentence with U+2585, which SentencePiece keeps for its own use, is not learned from.
+    """
     trainer, written = sentencepiece().SentencePieceTrainer, io.BytesIO()
+    sentences = list(sentences)
+    longest = max((len(sentence.encode()) for sentence in sentences), default=0)
+    # It skips longer ones. A model has this setting in it, so it is made only where it matters.
+    limit = {"max_sentence_length": longest} if longest > LIMIT else {}
     try:
         trainer.train(
             sentence_iterator=iter(sentences),
@@ -36,6 +44,7 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
             eos_id=-1,
             pad_id=-1,
             minloglevel=2,
+            **limit,
         )
     except RuntimeError as error:
         raise ValueError(f"SentencePiece could not learn {size} pieces: {error}") from None

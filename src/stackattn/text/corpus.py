@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import whole_folder, write_json, write_text
-from .vocabulary import Vocabulary
+from .vocabulary import CLASSES, Vocabulary
 
 SPLITS = ("train", "valid", "test")
 REPORT = "report.json"
@@ -44,13 +44,14 @@ def _replace_unknown(sentences: Sentences, vocabulary: Vocabulary, split: str) -
     if not sentences:
         raise ValueError(f"{split}: no sentences are left")
     lines, tokens, unknown = [], 0, 0
+    given = None if vocabulary.unknown == CLASSES else vocabulary.unknown  # which the text itself may have
     for number, sentence in enumerate(sentences, 1):
         try:
             types = [vocabulary.type_of(token) for token in sentence]
         except ValueError as error:
             raise ValueError(f"{split}, sentence {number}: {error}") from None
         tokens += len(types)
-        unknown += sum(a != b or a == vocabulary.unknown for a, b in zip(types, sentence, strict=True))
+        unknown += sum(a != b or a == given for a, b in zip(types, sentence, strict=True))
         lines.append(" ".join(types) + "\n")
     return "".join(lines), {"sentences": len(sentences), "tokens": tokens, "unknown": unknown}
 
@@ -74,9 +75,15 @@ def read_split(folder: str | Path, split: str, vocabulary: Vocabulary) -> list[l
     return sentences
 
 
-def read_report(folder: str | Path) -> dict[str, Any] | None:
+def corpus_checksum(folder: str | Path) -> str:
+    """By which a corpus is known, wherever it is."""
     path = Path(folder) / REPORT
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: not there; `stackattn lm prepare` or `prepare-ptb` makes it")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["checksum"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not the report of a corpus: {error!r}") from None
 
 
 def share_out(sentences: Sentences, shares: Sequence[int]) -> dict[str, Sentences]:

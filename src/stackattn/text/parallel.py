@@ -1,6 +1,7 @@
 """Parallel text: pairs of sentences read from two files at once, made uniform and filtered.
 
-Nothing is ever held in memory but what is asked for: a corpus may be as large as it likes.
+Of text nothing is held in memory but what is asked for: a corpus may be as large as it likes. SGML, which test sets
+come in, is read whole.
 """
 
 from __future__ import annotations

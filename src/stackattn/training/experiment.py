@@ -75,6 +75,18 @@ def config_of(cls: type[T], folder: str | Path) -> T:
     return from_values(cls, run.config(), source=str(run.folder / "config.json"))
 
 
+def model_folder(folder: str | Path) -> Path:
+    """Of a run the folder of its best model, and any other folder itself."""
+    folder = Path(folder)
+    return folder / "best" if (folder / "best").is_dir() else folder
+
+
+def check_corpus(folder: str | Path, expected: str | None, found: str) -> None:
+    """That the corpus in a folder is the one of a configuration, by its checksum."""
+    if expected not in (None, found):
+        raise ValueError(f"folder: {folder} has another corpus: expected {expected}, got {found}")
+
+
 def perplexity(nats: float) -> float:
     """Of a cross-entropy; infinite where a float ends, and nan stays nan."""
     return math.exp(nats) if nats < 700 else nats * math.inf

@@ -16,11 +16,12 @@ from torch.nn.functional import cross_entropy
 from ..models import TransformerLM
 from ..models.saving import load, save
 from ..text.batching import pad, token_batches
-from ..text.corpus import read_report, read_split
+from ..text.corpus import REPORT, corpus_checksum, read_split
 from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
-from .experiment import config_of, in_section, perplexity
+from .experiment import check_corpus, config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
+from .parallel import find_device
 from .run import Run
 
 EVALUATION_TOKENS = 2048  # of a batch without gradients
@@ -46,8 +47,38 @@ class CorpusOptions:
         if not 1 <= self.batch_tokens_range[0] <= self.batch_tokens_range[1]:
             got = list(self.batch_tokens_range)
             raise ValueError(f"batch_tokens_range: expected the smallest and the largest, got {got}")
-        if self.checksum is None and (report := read_report(self.folder)) is not None:
-            object.__setattr__(self, "checksum", report.get("checksum"))
+        # Without the corpus one can still look at what was trained on it.
+        if self.checksum is None and (Path(self.folder) / REPORT).exists():
+            object.__setattr__(self, "checksum", corpus_checksum(self.folder))
+
+
+@dataclass(frozen=True)
+class LMOptions(TransformerOptions):
+    """The paper's sizes for the Penn Treebank."""
+
+    d_model: int = 256
+    heads: int = 8
+    hidden_size: int | None = None
+    """Of the feed-forward networks; four times d_model if not given."""
+    tied: bool = True
+    init_range: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.hidden_size is None:
+            object.__setattr__(self, "hidden_size", 4 * self.d_model)
+
+
+@dataclass(frozen=True)
+class LMTraining(TrainingConfig):
+    """The paper's settings for the Penn Treebank."""
+
+    learning_rate: float = 1e-4
+    learning_rates: tuple[float, float] = (1e-6, 1e-4)
+    max_epochs: int = 10_000
+    lr_factor: float = 0.5
+    lr_patience: int = 2
+    stop_patience: int = 4
+    evaluate_every: int | None = 20_000
 
 
 @dataclass(frozen=True)
@@ -55,8 +86,8 @@ class LMConfig:
     """A model, a corpus and how to train the one on the other."""
 
     data: CorpusOptions
-    model: TransformerOptions = field(default_factory=TransformerOptions)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    model: LMOptions = field(default_factory=LMOptions)
+    training: LMTraining = field(default_factory=LMTraining)
 
     def make(self) -> tuple[LMTask, TransformerLM]:
         task = in_section("data", LMTask, self.data)
@@ -78,6 +109,7 @@ class LMTask:
     def __init__(self, options: CorpusOptions):
         self.options = options
         self.vocabulary = Vocabulary.load(options.folder)
+        check_corpus(options.folder, options.checksum, corpus_checksum(options.folder))
         self.training = read_split(options.folder, "train", self.vocabulary)
         self.validation = read_split(options.folder, "valid", self.vocabulary)
         self._lengths = [len(sentence) for sentence in self.training]
@@ -149,23 +181,28 @@ def evaluate_sentences(
     return {"sentences": len(sentences), "tokens": tokens, "cross_entropy": found, "perplexity": perplexity(found)}
 
 
-def load_language_model(folder: str | Path) -> tuple[TransformerLM, Vocabulary]:
-    """The model and vocabulary of a folder that a run calls `best`, or of the run itself."""
-    folder = Path(folder)
-    folder = folder / "best" if (folder / "best").is_dir() else folder
+def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[TransformerLM, Vocabulary]:
+    """From the folder of a model, or of a run, whose best model is meant."""
+    folder = model_folder(folder)
     model, vocabulary = load(folder), Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
         raise ValueError(f"{folder}: expected a language model of {vocabulary.output_size} outputs, as its vocabulary")
-    return model, vocabulary
+    return model.to(find_device(device)), vocabulary
 
 
-def evaluate_run(folder: str | Path, split: str = "test", data: str | Path | None = None) -> dict[str, Any]:
-    """Perplexity of the best model of a run on a split of its corpus, or of another one."""
-    data = config_of(LMConfig, folder).data.folder if data is None else data
-    model, vocabulary = load_language_model(folder)
-    found = evaluate_sentences(model, read_split(data, split, vocabulary), vocabulary)
+def evaluate_run(
+    folder: str | Path, split: str = "test", data: str | Path | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """Perplexity of the best model of a run on a split of its corpus, or of whatever corpus is in the folder `data`."""
+    options = config_of(LMConfig, folder).data
+    corpus = corpus_checksum(data or options.folder)
+    if data is None:
+        check_corpus(options.folder, options.checksum, corpus)
+    model, vocabulary = load_language_model(folder, device)
+    found = evaluate_sentences(model, read_split(data or options.folder, split, vocabulary), vocabulary)
     return {
         "split": split,
+        "corpus": corpus,
         "model": Run(folder).model_checksum(),
         **found,
         "parameters": sum(x.numel() for x in model.parameters()),

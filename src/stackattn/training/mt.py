@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..models.saving import save
 from ..text.batching import pad, token_batches
 from ..text.parallel_corpus import REPORT, corpus_digest, read_split
 from ..text.pieces import PieceTokenizer
-from .experiment import config_of, in_section, perplexity
+from .experiment import check_corpus, config_of, in_section, perplexity
 from .loop import TrainingConfig
 
 IGNORED = -100  # a target that costs nothing: behind the end
@@ -140,15 +140,9 @@ class Pairs:
         return total / int(np.sum([len(target) + 1 for target in self.target]))
 
 
-def check_corpus(options: CorpusOptions) -> None:
-    found = corpus_digest(options.folder)
-    if options.digest not in (None, found):
-        raise ValueError(f"folder: {options.folder} has another corpus: expected {options.digest}, got {found}")
-
-
 class MTTask:
     def __init__(self, options: CorpusOptions):
-        check_corpus(options)
+        check_corpus(options.folder, options.digest, corpus_digest(options.folder))
         self.options = options
         self.tokenizer = PieceTokenizer.load(options.folder)
         self.training = Pairs(self.tokenizer, *read_split(options.folder, "train"))
@@ -179,5 +173,6 @@ class MTTask:
 def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:
     """Sources and references of the corpus that a run was trained on; `folder` says where it is, if it has moved."""
     options = config_of(MTConfig, run).data
-    check_corpus(replace(options, folder=folder or options.folder))
-    return read_split(folder or options.folder, split)
+    folder = folder or options.folder
+    check_corpus(folder, options.digest, corpus_digest(folder))
+    return read_split(folder, split)

@@ -19,7 +19,7 @@ from ..text.batching import pad, token_batches
 from ..text.byte_pairs import INSTALL
 from ..text.parallel import normalise
 from ..text.pieces import PieceTokenizer
-from .experiment import perplexity
+from .experiment import model_folder, perplexity
 from .mt import Pairs
 from .parallel import find_device
 
@@ -37,8 +37,7 @@ class Translator:
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", **options: int) -> Translator:
         """From the folder of a model, or of a run, whose best model is meant."""
-        folder = Path(folder)
-        folder = folder / "best" if (folder / "best").is_dir() else folder
+        folder = model_folder(folder)
         model = load(folder)
         if not isinstance(model, Seq2SeqTransformer):
             raise ValueError(f"{folder}: expected a model for translation, got a {type(model).__name__}")
