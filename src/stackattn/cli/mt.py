@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .experiments import add_training_arguments, run_action
+from .experiments import add_torch_arguments, add_training_arguments, run_action
 
 CHUNK = 1000  # lines that are read, and sorted by length, before they are translated
 
@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--batch-tokens", type=int, default=2048, help="source tokens to translate at once (default: %(default)s)"
         )
-        command.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
-        command.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+        add_torch_arguments(command)
 
 
 def _add_prepare(commands: Any) -> None:
