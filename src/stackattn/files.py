@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Any
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make the file under another name, see it safely on the disk, and only then give it its name."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: cannot write: there is no folder {path.parent}")
     try:
         write(partial)
         with open(partial, "rb") as file:
@@ -36,7 +39,10 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     check_new(folder)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of somebody who was killed
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(folder)) from None
     try:
         yield partial
         os.rename(partial, folder)
@@ -58,6 +64,15 @@ def _flush_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def read_text(path: str | Path) -> str:
+    content = Path(path).read_bytes()
+    try:
+        return io.StringIO(content.decode("utf-8"), newline=None).read()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: expected UTF-8, got the byte {content[error.start]:#04x}") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -206,7 +206,7 @@ def test_the_language_of_a_wrong_string_is_named(make_run, tmp_path, capsys):
 def test_why_there_is_no_real_top(make_run, capsys):
     folder = make_run("tf-sup", "hardest-cfl", lengths=(12, 16))
     assert main(["analyse", str(folder), "--samples", "1", "--no-figures"]) == 0
-    assert "Empty for hardest-cfl: there no one top is right before" in capsys.readouterr().out
+    assert "Empty for hardest-cfl: the top of a real stack is known for" in capsys.readouterr().out
     assert "Empty for hardest-cfl" in data_of((folder / "analysis/report.html").read_text())["tableNote"]
     assert study(make_run(folder="dyck"), samples=1).without_real_stack == ""
 

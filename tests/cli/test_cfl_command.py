@@ -103,7 +103,45 @@ def test_sweep(config, tmp_path, capsys):
     best = min(differences, key=differences.__getitem__)
     assert f"the best run is in {tmp_path / 'runs' / best}" in printed
     assert main(command) == 0
-    assert "epoch   1" not in capsys.readouterr().out  # nothing is trained again
+    printed = capsys.readouterr().out
+    assert "epoch   1" not in printed  # nothing is trained again
+    assert "not finished" not in printed
+    # runs of another seed are neither shown under the rates of this one nor chosen
+    assert main([*command, "--seed", "5"]) == 1
+    printed = capsys.readouterr().out
+    assert "the best run" not in printed
+    assert not any(f"{value:.4f}" in printed for value in differences.values())
+    away = [*command[:5], "--out", str(tmp_path / "none"), "--budget", "0"]
+    assert main(away) == 0
+    assert "2 of 2 runs are not finished; the same command goes on with them" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_by_its_own_configuration(config, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    command = ["cfl", "train", config, "--out", out, "--set", "training.evaluate_every=100", "--minutes", "0"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "deadline after 0 evaluations" in printed
+    assert "no model yet: evaluations come every 100 examples" in printed
+    assert main(["cfl", "evaluate", out]) == 2
+    assert "the run has no model yet" in capsys.readouterr().err
+    assert main(["cfl", "train", "--out", out, "--resume"]) == 0
+    assert Run(out).result()["stopped"] == "max_epochs"
+    assert Run(out).config()["training"]["evaluate_every"] == 100
+
+
+def test_files_that_cannot_be_read_or_written_are_named(config, tmp_path, capsys):
+    latin, grammar, taken = tmp_path / "latin.yaml", tmp_path / "latin.grammar", tmp_path / "taken"
+    latin.write_bytes(b"model:\n  layers: \xe9\n")
+    grammar.write_bytes(b"S -> '\xe9'\n")
+    taken.touch()
+    for arguments, message in (
+        ([str(latin), "--out", str(tmp_path / "run")], f"{latin}, line 2: expected UTF-8, got the byte 0xe9"),
+        ([config, "--out", str(tmp_path / "run"), "--set", f"language.name={grammar}"], f"{grammar}, line 1: expected"),
+        ([config, "--out", str(taken)], f"{taken}: cannot write: File exists\n"),
+    ):
+        assert main(["cfl", "train", *arguments]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -138,6 +176,13 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert main([*command, "--restarts", "2"]) == 0
     assert "2 of 2 runs are finished" in capsys.readouterr().out
     assert test.stat().st_mtime_ns == before
+    # whatever is asked for, all that there is is shown, and needs no configurations for that
+    assert (
+        main(["reproduce", "figure-2", "--tasks", "dyck", "--restarts", "1", "--budget", "0", "--out", str(out)]) == 0
+    )
+    assert (out / "figure-2.md").read_text() == written
+    assert main(["reproduce", "figure-2", "--configs", str(tmp_path / "none"), "--out", str(out)]) == 2
+    assert f"--configs: there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -163,9 +163,16 @@ def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsy
     empty = str(tmp_path / "empty")
     assert main(["mt", "evaluate", str(run), "--files", empty, empty, "--out", str(tmp_path / "scores")]) == 2
     assert "expected at least one sentence to translate, got none" in capsys.readouterr().err
-    for option, value, expected in (("--threads", "0", "at least 1, got 0"), ("--device", "abacus", "got 'abacus'")):
-        assert main(["mt", "translate", str(run), empty, option, value]) == 2
-        assert expected in capsys.readouterr().err
+    assert main(["mt", "translate", str(run), empty, "--device", "abacus"]) == 2
+    assert "got 'abacus'" in capsys.readouterr().err
+    for option in ("--threads", "--max-tokens"):
+        with pytest.raises(SystemExit):
+            main(["mt", "translate", str(run), empty, option, "0"])
+        assert f"argument {option}: expected at least 1, got 0" in capsys.readouterr().err
+    (run / "best").rename(run / "away")
+    assert main(["mt", "translate", str(run), empty]) == 2
+    assert "the run has no model yet" in capsys.readouterr().err
+    (run / "away").rename(run / "best")
 
 
 def test_without_the_libraries_it_says_what_to_install(files, tmp_path, capsys, monkeypatch):

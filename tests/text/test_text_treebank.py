@@ -139,7 +139,7 @@ def test_the_folder(tmp_path):
     assert other["checksum"] != report["checksum"]
     for text in ("{", "[]", "{}"):
         (tmp_path / "other/report.json").write_text(text)
-        with pytest.raises(ValueError, match=r"other/report\.json: not the report of a corpus"):
+        with pytest.raises(ValueError, match=r"other/report\.json: not the report of `stackattn lm prepare`"):
             corpus_checksum(tmp_path / "other")
 
 

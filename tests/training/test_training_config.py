@@ -70,7 +70,7 @@ def test_a_transformer_unless_told_otherwise(tmp_path):
         (GOOD.replace("name: dyck", "seed: 1"), "line 1: missing key 'language.name'"),
         ("model: {}\n", "config.yaml: missing key 'language'"),
         ("language: dyck\n", "line 1: language: expected keys and values, got 'dyck'"),
-        ("- 1\n", "config.yaml: CFLConfig: expected keys and values, got [1]"),
+        ("- 1\n", "config.yaml: all of it: expected keys and values, got [1]"),
         (GOOD + "language:\n  name: dyck\n", "line 9: 'language' is there twice"),
         ("language:\n  name: [dyck\nmodel: {}\n", "line 3: not YAML"),
     ],

@@ -62,8 +62,8 @@ class Study:
     def without_real_stack(self) -> str:
         """Why some runs with stacks have no agreement with a real one; empty if all have."""
         names = {studied.run.language.name for studied in self.runs if studied.stacks}
-        names = sorted(names.difference(DETERMINISTIC))
-        return f"Empty for {', '.join(names)}: there no one top is right before the string has ended." if names else ""
+        names, known = sorted(names.difference(DETERMINISTIC)), " and ".join(DETERMINISTIC)
+        return f"Empty for {', '.join(names)}: the top of a real stack is known for {known} only." if names else ""
 
     def best_on(self, task: str) -> RunFolder | None:
         """The run with the lowest cross-entropy difference on a task, of this name."""

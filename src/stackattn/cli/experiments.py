@@ -12,20 +12,35 @@ from pathlib import Path
 from typing import Any
 
 
+def at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str], int | float]:
+    """A number on the command line."""
+
+    def convert(text: str) -> int | float:
+        value = kind(text)
+        if not value >= lowest:
+            raise argparse.ArgumentTypeError(f"expected at least {lowest}, got {text}")
+        return value
+
+    convert.__name__ = kind.__name__  # what argparse calls it, where it is no number
+    return convert
+
+
 def add_training_arguments(commands: Any, configs: str) -> None:
     """The actions `train` and `sweep`; `configs` is the folder where ready configurations are."""
     train = commands.add_parser("train", help="train a model by a configuration file")
     train.add_argument("--out", required=True, help="folder of the run")
     train.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
-    train.add_argument("--minutes", type=float, help="stop after so long; --resume goes on")
+    train.add_argument("--minutes", type=at_least(0, float), help="stop after so long; --resume goes on")
     add_torch_arguments(train)
     train.add_argument(
         "--tensorboard", action="store_true", help="write scalars for TensorBoard too; needs stackattn[tensorboard]"
     )
     sweep = commands.add_parser("sweep", help="train from several random starts, each with its own learning rate")
     sweep.add_argument("--out", required=True, help="folder of the runs; the same command goes on with what is there")
-    sweep.add_argument("--restarts", type=int, default=10, metavar="N", help="how many runs (default: %(default)s)")
-    sweep.add_argument("--seed", type=int, default=0, help="of learning rates and seeds (default: %(default)s)")
+    sweep.add_argument(
+        "--restarts", type=at_least(1), default=10, metavar="N", help="how many runs (default: %(default)s)"
+    )
+    sweep.add_argument("--seed", type=at_least(0), default=0, help="of learning rates and seeds (default: %(default)s)")
     add_sweep_arguments(sweep)
     for command in (train, sweep):
         command.add_argument("config", nargs="?", help=f"a YAML file, such as those in {configs}; or --set it all")
@@ -34,17 +49,24 @@ def add_training_arguments(commands: Any, configs: str) -> None:
 
 def add_torch_arguments(parser: argparse.ArgumentParser) -> None:
     """What one model is computed on."""
-    parser.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+    parser.add_argument("--threads", type=at_least(1), help="threads that torch may use (default: its own choice)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
 
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     """How long and where many runs go on."""
     parser.add_argument(
-        "--budget", type=float, metavar="MINUTES", help="stop after so long; the same command goes on another time"
+        "--budget",
+        type=at_least(0, float),
+        metavar="MINUTES",
+        help="stop after so long; the same command goes on another time",
     )
-    parser.add_argument("--minutes-each", type=float, metavar="MINUTES", help="the most that one run may take")
-    parser.add_argument("--processes", type=int, help="runs at once, one thread each (default: one for each core)")
+    parser.add_argument(
+        "--minutes-each", type=at_least(0, float), metavar="MINUTES", help="the most that one run may take"
+    )
+    parser.add_argument(
+        "--processes", type=at_least(1), help="runs at once, one thread each (default: one for each core)"
+    )
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
@@ -102,10 +124,8 @@ def run_action(command: str, experiment: str, args: argparse.Namespace, actions:
         from ..training import RunError
 
         try:
-            if (threads := getattr(args, "threads", None)) is not None:
-                if threads < 1:
-                    raise ValueError(f"--threads: expected at least 1, got {threads}")
-                torch.set_num_threads(threads)
+            if getattr(args, "threads", None):
+                torch.set_num_threads(args.threads)
             common = {"train": _train, "sweep": _sweep}
             if args.action in common:
                 return common[args.action](named(experiment), args)
@@ -114,14 +134,20 @@ def run_action(command: str, experiment: str, args: argparse.Namespace, actions:
             print(f"stackattn {command} {args.action}: {error}", file=sys.stderr)
             return 2
     except KeyboardInterrupt:
-        again = {"train": "; --resume goes on from the last checkpoint", "sweep": "; the same command goes on"}
+        again = {
+            "train": "; --resume goes on from its checkpoint, if there is one",
+            "sweep": "; the same command goes on",
+        }
         print(f"stopped{again.get(args.action, '')}", file=sys.stderr)
         return 130
 
 
 def _read_config(cls: type, args: argparse.Namespace) -> Any:
     from ..training.config import from_values, load_config
+    from ..training.experiment import config_of
 
+    if args.config is None and not args.set and getattr(args, "resume", False):
+        return config_of(cls, args.out)
     return from_values(cls, {}, args.set) if args.config is None else load_config(cls, args.config, args.set)
 
 
@@ -148,6 +174,9 @@ def _train(cls: type, args: argparse.Namespace) -> int:
     if best := result["best"]:
         name, value = headline(best)
         print(f"best: epoch {best['epoch']}, {name} {value:.4f}")
+    elif not result["evaluations"] and config.training.evaluate_every:
+        print(f"so there is no model yet: evaluations come every {config.training.evaluate_every:,} examples")
+        print("(training.evaluate_every); --resume goes on")
     print(f"the run is in {args.out}")
     return 0
 
@@ -156,6 +185,7 @@ def _sweep(cls: type, args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from ..training import Run
     from ..training.experiment import headline
     from ..training.sweep import best_of, restart
     from .progress import Watchers, outcome
@@ -170,12 +200,13 @@ def _sweep(cls: type, args: argparse.Namespace) -> int:
             watch.done(f"run {folder.name}", outcome(folder, result))
 
         failed = run_jobs(jobs, args, report, lambda folder: watch(f"run {folder.name}"))
-    chosen = best_of([folder for folder, _ in jobs])
+    ours = [folder for folder, job in jobs if Run(folder).begun and not Run(folder).differs(job)]
+    chosen = best_of(ours)
     figure = headline(chosen[1])[0] if chosen else "score"
     table = Table("run", "learning rate", figure, "epoch", "minutes", "")
     for folder, job in jobs:
         row = [folder.name, f"{job.training.learning_rate:.2g}", "", "", ""]
-        if found := best_of([folder]):
+        if folder in ours and (found := best_of([folder])):
             best = found[1]
             row[2:] = f"{headline(best)[1]:.4f}", str(best["epoch"]), f"{best['seconds'] / 60:.1f}"
         mark = "best" if chosen and chosen[0] == folder else ""
@@ -183,4 +214,12 @@ def _sweep(cls: type, args: argparse.Namespace) -> int:
     Console().print(table, markup=False)
     if chosen:
         print(f"the best run is in {chosen[0]}")
+    tell_what_is_left(jobs, failed)
     return 1 if failed else 0
+
+
+def tell_what_is_left(jobs: Sequence[tuple[Path, Any]], failed: Sequence[Path]) -> None:
+    from ..training import Run
+
+    if left := sum(not Run(folder).finished and folder not in failed for folder, _ in jobs):
+        print(f"{left} of {len(jobs)} runs are not finished; the same command goes on with them")

@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import read_text
+
 if TYPE_CHECKING:
     from stackattn.languages import Language
 
@@ -103,7 +105,7 @@ def _score(args: argparse.Namespace) -> None:
     from stackattn.languages import PCFG
 
     language = _language(args)
-    text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+    text = sys.stdin.read() if args.file == "-" else read_text(args.file)
     strings = text.splitlines()
     if not strings:
         raise ValueError(f"{args.file}: no strings found")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import lm_prepare
-from .experiments import add_torch_arguments, add_training_arguments, run_action
+from .experiments import add_torch_arguments, add_training_arguments, at_least, run_action
 
 if TYPE_CHECKING:
     from ..text.vocabulary import Vocabulary
@@ -26,9 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--split", choices=("train", "valid", "test"), default="test", help="(default: %(default)s)")
     evaluate.add_argument("--data", help="folder of the data, if the run's has moved, or of others")
     generate = commands.add_parser("generate", help="sample sentences from a model")
-    generate.add_argument("--number", type=int, default=10, metavar="N", help="of sentences (default: %(default)s)")
+    generate.add_argument(
+        "--number", type=at_least(1), default=10, metavar="N", help="of sentences (default: %(default)s)"
+    )
     generate.add_argument("--prompt", default="", help="how they begin")
-    generate.add_argument("--max-length", type=int, default=100, help="tokens behind the prompt (default: %(default)s)")
+    generate.add_argument(
+        "--max-length", type=at_least(1), default=100, help="tokens behind the prompt (default: %(default)s)"
+    )
     generate.add_argument(
         "--temperature", type=float, default=1.0, help="below 1: likelier ones (default: %(default)s)"
     )
@@ -80,10 +84,11 @@ def _generate(args: argparse.Namespace) -> int:
     from ..models import sample
     from ..training.lm import load_language_model
 
-    if args.number < 1:
-        raise ValueError(f"--number: expected at least 1, got {args.number}")
     model, vocabulary = load_language_model(args.model, args.device)
-    start = vocabulary.encode(vocabulary.split(args.prompt))
+    prompt = vocabulary.split(args.prompt)
+    start = vocabulary.encode(prompt)
+    if unknown := [token for token, i in zip(prompt, start, strict=True) if vocabulary.types[i] != token]:
+        print(f"not in the model's vocabulary: {' '.join(unknown)}", file=sys.stderr)
     sentences = sample(
         model,
         torch.tensor([[vocabulary.bos, *start]] * args.number, device=args.device),
@@ -114,7 +119,11 @@ def _score(args: argparse.Namespace) -> int:
     rows = _sentence_rows(scores) if args.sentences else _token_rows(sentences, numbers, scores, vocabulary)
     text = io.StringIO()
     csv.writer(text, "excel-tab", lineterminator="\n").writerows(rows)  # a token may be a quotation mark
-    write_text(args.out, text.getvalue()) if args.out else sys.stdout.write(text.getvalue())
+    if args.out:
+        write_text(args.out, text.getvalue())
+        print(f"written to {args.out}")
+    else:
+        sys.stdout.write(text.getvalue())
     return 0
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .experiments import add_torch_arguments, add_training_arguments, run_action
+from .experiments import add_torch_arguments, add_training_arguments, at_least, run_action
 
 CHUNK = 1000  # lines that are read, and sorted by length, before they are translated
 
@@ -30,12 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--data", metavar="FOLDER", help="where the run's corpus is, if it has moved")
     evaluate.add_argument("--out", metavar="NAME", help="writes NAME.json and NAME.txt (default: RUN/test or so)")
     for command in (translate, evaluate):
-        command.add_argument("--beam", type=int, default=4, help="hypotheses of each sentence (default: %(default)s)")
         command.add_argument(
-            "--max-tokens", type=int, default=256, help="of a translation, its end included (default: %(default)s)"
+            "--beam", type=at_least(1), default=4, help="hypotheses of each sentence (default: %(default)s)"
         )
         command.add_argument(
-            "--batch-tokens", type=int, default=2048, help="source tokens to translate at once (default: %(default)s)"
+            "--max-tokens",
+            type=at_least(1),
+            default=256,
+            help="of a translation, its end included (default: %(default)s)",
+        )
+        command.add_argument(
+            "--batch-tokens",
+            type=at_least(1),
+            default=2048,
+            help="source tokens to translate at once (default: %(default)s)",
         )
         add_torch_arguments(command)
 

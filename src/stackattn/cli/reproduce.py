@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .experiments import add_set_argument, add_sweep_arguments, named, run_jobs
+from .experiments import add_set_argument, add_sweep_arguments, at_least, named, run_jobs, tell_what_is_left
 
 TRANSFORMERS = ("tf", "tf-sup", "tf-nd")
 
@@ -44,7 +44,7 @@ class Cell:
     task: str
     model: str
     folders: list[Path]
-    """Of its restarts, whether they have begun or not."""
+    """Of its restarts."""
 
     @property
     def begun(self) -> int:
@@ -100,36 +100,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, target in TARGETS.items():
         command = targets.add_parser(name, help=target.summary, description=target.summary)
-        tasks = target.tasks + target.other_tasks
         command.add_argument(
-            "--tasks",
-            nargs="+",
-            choices=tasks,
-            default=target.tasks,
-            metavar="TASK",
-            help=f"of {', '.join(tasks)} (default: {' '.join(target.tasks)})",
+            "--out", default=target.out, help="folder of the runs, which are all shown (default: %(default)s)"
         )
-        command.add_argument("--models", nargs="+", choices=target.models, default=target.models, metavar="MODEL")
-        command.add_argument(
-            "--restarts",
-            type=int,
-            default=target.restarts,
-            metavar="N",
-            help="runs of each model on each task (default: %(default)s)",
-        )
-        command.add_argument("--out", default=target.out, help="folder of the runs (default: %(default)s)")
         if target.trains:
-            add_sweep_arguments(command)
-            command.add_argument(
-                "--configs", default=target.configs, help="folder of configurations (default: %(default)s)"
-            )
-            command.add_argument(
-                "--job",
-                type=int,
-                metavar="N",
-                help="train only run N of all, from 0, and show nothing: for array jobs",
-            )
-            add_set_argument(command)
+            _add_training_arguments(command, target)
+
+
+def _add_training_arguments(command: argparse.ArgumentParser, target: Target) -> None:
+    for name, chosen, names in (
+        ("task", target.tasks, target.tasks + target.other_tasks),
+        ("model", target.models, target.models),
+    ):
+        command.add_argument(
+            f"--{name}s",
+            nargs="+",
+            choices=names,
+            default=chosen,
+            metavar=name.upper(),
+            help=f"to train, of {', '.join(names)} (default: {' '.join(chosen)})",
+        )
+    command.add_argument(
+        "--restarts",
+        type=at_least(1),
+        default=target.restarts,
+        metavar="N",
+        help="runs of each model on each task (default: %(default)s)",
+    )
+    add_sweep_arguments(command)
+    command.add_argument("--configs", default=target.configs, help="folder of configurations (default: %(default)s)")
+    command.add_argument(
+        "--job",
+        type=int,
+        metavar="N",
+        help="train only run N of all, from 0, and show nothing: for array jobs",
+    )
+    add_set_argument(command)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,15 +143,16 @@ def run(args: argparse.Namespace) -> int:
 
     target = TARGETS[args.what]
     try:
-        cells, failed = _cells(args), []
-        if target.trains:
-            jobs = _jobs(target, args, cells)
+        failed = []
+        if target.trains and (args.budget != 0 or args.job is not None):
+            jobs = _jobs(target, args)
             if args.job is not None:
                 if not 0 <= args.job < len(jobs):
                     raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")
                 return 1 if _train([jobs[args.job]], args) else 0
-            failed = _train(jobs, args) if args.budget != 0 else []
-        if not any((folder / "metrics.jsonl").exists() for cell in cells for folder in cell.folders):
+            failed = _train(jobs, args)
+            tell_what_is_left(jobs, failed)
+        if not (cells := _cells(target, Path(args.out))):
             print(f"there are no runs in {args.out} yet", file=sys.stderr)
             return 1
         return named(target.show)(cells, Path(args.out)) or (1 if failed else 0)
@@ -157,25 +164,34 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def _cells(args: argparse.Namespace) -> list[Cell]:
+def _cells(target: Target, out: Path) -> list[Cell]:
+    """Whatever there is: a table of some runs must not take the place of one of all."""
     return [
-        Cell(task, model, [Path(args.out) / task / model / f"{number:02d}" for number in range(args.restarts)])
-        for task in args.tasks
-        for model in args.models
+        Cell(task, model, folders)
+        for task in target.tasks + target.other_tasks
+        for model in target.models
+        if (folders := sorted(path.parent for path in (out / task / model).glob("*/metrics.jsonl")))
     ]
 
 
-def _jobs(target: Target, args: argparse.Namespace, cells: Sequence[Cell]) -> list[tuple[Path, Any]]:
+def _jobs(target: Target, args: argparse.Namespace) -> list[tuple[Path, Any]]:
     """The runs, first one of every cell, then the second ones."""
     from ..training import load_config
     from ..training.sweep import restart
 
     experiment, folder = named(target.experiment), Path(args.configs)
-    configs = [load_config(experiment, folder / cell.task / f"{cell.model}.yaml", args.set) for cell in cells]
+    if not folder.is_dir():
+        there = "the paper's are in the folder of that name of a checkout of stackattn"
+        raise ValueError(f"--configs: there is no folder {folder}; {there}")
+    configs = {
+        (task, model): load_config(experiment, folder / task / f"{model}.yaml", args.set)
+        for task in args.tasks
+        for model in args.models
+    }
     return [
-        (cell.folders[number], restart(config, number))
+        (Path(args.out) / task / model / f"{number:02d}", restart(config, number))
         for number in range(args.restarts)
-        for cell, config in zip(cells, configs, strict=True)
+        for (task, model), config in configs.items()
     ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..files import read_text
 from .closure import ClosedGrammar, close
 from .inside import inside
 from .language import Entropy, Language, String, check_generator, check_integer
@@ -107,7 +108,7 @@ class PCFG(Language):
     def from_file(cls, path: str | os.PathLike[str], **options: Any) -> "PCFG":
         """Like `from_text`, from a UTF-8 file; errors name the file and the line."""
         options.setdefault("name", Path(path).stem)
-        return cls.from_text(Path(path).read_text(encoding="utf-8"), source=str(path), **options)
+        return cls.from_text(read_text(path), source=str(path), **options)
 
     def _set_up(
         self,

@@ -83,7 +83,7 @@ def corpus_checksum(folder: str | Path) -> str:
     try:
         return json.loads(path.read_text(encoding="utf-8"))["checksum"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not the report of a corpus: {error!r}") from None
+        raise ValueError(f"{path}: not the report of `stackattn lm prepare`: {error!r}") from None
 
 
 def share_out(sentences: Sentences, shares: Sequence[int]) -> dict[str, Sentences]:

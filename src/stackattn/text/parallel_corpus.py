@@ -125,7 +125,7 @@ def corpus_digest(folder: str | Path) -> str:
     except FileNotFoundError:
         raise ValueError(f"{path}: not there; a corpus is a folder made by `stackattn mt prepare`") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not the report of a corpus: {error!r}") from None
+        raise ValueError(f"{path}: not the report of `stackattn mt prepare`: {error!r}") from None
 
 
 def read_split(folder: str | Path, split: str) -> tuple[list[str], list[str]]:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..files import read_text
 from ..languages import PCFG, Dataset, Language, evaluation_set, is_grammar_file, language, training_sets
 from ..models import LSTMLM, TransformerLM
 from ..models.saving import load, save
 from .architectures import ModelOptions, TransformerOptions, build_language_model
-from .experiment import config_of, in_section, perplexity
+from .experiment import config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
 from .run import Run
 
@@ -44,7 +45,7 @@ class LanguageOptions:
         if not 0 <= self.lengths[0] <= self.lengths[1]:
             raise ValueError(f"lengths: expected the smallest and the largest one, got {list(self.lengths)}")
         if self.grammar is None and is_grammar_file(self.name):
-            object.__setattr__(self, "grammar", Path(self.name).read_text(encoding="utf-8"))
+            object.__setattr__(self, "grammar", read_text(self.name))
 
     def make(self) -> Language:
         if self.grammar is None:
@@ -184,5 +185,5 @@ def evaluate_run(
     """`evaluate_by_length` of the best model of a run: on its lengths and a quarter more, if they are not given."""
     options = config_of(CFLConfig, folder).language
     chosen = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
-    found = evaluate_by_length(load(Path(folder) / "best"), options, chosen, per_length, seed)
+    found = evaluate_by_length(load(model_folder(folder)), options, chosen, per_length, seed)
     return {"model": Run(folder).model_checksum(), **found}

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from ..files import read_text
+
 T = TypeVar("T")
 
 
@@ -22,9 +24,11 @@ class ConfigError(ValueError):
 
 def load_config(cls: type[T], path: str | Path, overrides: list[str] | None = None) -> T:
     """A `cls` from a YAML file, changed by overrides such as `model.layers=5` or `learning_rate=0.01`."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
+        text = read_text(path)
         values, places = yaml.safe_load(text), _places(yaml.compose(text, Loader=yaml.SafeLoader), str(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -72,7 +76,7 @@ def _build(cls: Any, values: Any, prefix: str, source: str, places: dict[str, st
         raise ConfigError(f"{places.get(key, source)}: {message}")
 
     if not isinstance(values, dict):
-        fail(prefix.rstrip("."), f"{prefix.rstrip('.') or cls.__name__}: expected keys and values, got {values!r}")
+        fail(prefix.rstrip("."), f"{prefix.rstrip('.') or 'all of it'}: expected keys and values, got {values!r}")
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in values:

@@ -13,7 +13,7 @@ from torch import nn
 from .config import ConfigError, from_values
 from .loop import Task, TrainingConfig, Watcher, train
 from .parallel import Processes
-from .run import Run
+from .run import Run, RunError
 
 T = TypeVar("T")
 
@@ -72,13 +72,20 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
 def config_of(cls: type[T], folder: str | Path) -> T:
     """The configuration of a run."""
     run = Run(folder)
-    return from_values(cls, run.config(), source=str(run.folder / "config.json"))
+    try:
+        return from_values(cls, run.config(), source=str(run.folder / "config.json"))
+    except ConfigError as error:
+        raise ConfigError(f"{error} (is it a run of another command?)") from None
 
 
 def model_folder(folder: str | Path) -> Path:
     """Of a run the folder of its best model, and any other folder itself."""
     folder = Path(folder)
-    return folder / "best" if (folder / "best").is_dir() else folder
+    if (folder / "best").is_dir():
+        return folder / "best"
+    if (folder / "environment.json").exists():
+        raise RunError(f"{folder}: the run has no model yet: it was not evaluated so far")
+    return folder
 
 
 def check_corpus(folder: str | Path, expected: str | None, found: str) -> None:

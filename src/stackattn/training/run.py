@@ -61,11 +61,15 @@ class Run:
     def finished(self) -> bool:
         return (self.folder / "result.json").exists()
 
+    @property
+    def begun(self) -> bool:
+        return (self.folder / "config.json").exists()
+
     def check(self, config: Any, resume: bool) -> None:
         """Whether this configuration may run here, before anything slow is done."""
         if self.finished:
             raise RunError(f"{self.folder}: this run is finished; choose another folder")
-        if not (self.folder / "config.json").exists():
+        if not self.begun:
             return
         if not resume:
             raise RunError(f"{self.folder}: there is a run already; go on with --resume or choose another folder")
@@ -83,7 +87,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             remove_partial(self.folder)
-            if not (self.folder / "config.json").exists():
+            if not self.begun:
                 write_json(self.folder / "config.json", to_values(config))
             write_json(self.folder / "environment.json", environment())
             state = self.state()
@@ -108,9 +112,9 @@ class Run:
             yield
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise RunError(
-                f"{self.folder}: cannot write: {reason}; what was written before is whole, --resume goes on from it"
-            ) from error
+            begun = (self.folder / "last/state.json").exists()
+            whole = "; what was written before is whole, --resume goes on from it" if begun else ""
+            raise RunError(f"{self.folder}: cannot write: {reason}{whole}") from error
 
     def differs(self, config: Any) -> str | None:
         """The first key of this configuration, a dataclass, that is another one there, and how."""
