@@ -66,7 +66,7 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def read_text(path: str | Path) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
     content = Path(path).read_bytes()
     try:
         return io.StringIO(content.decode("utf-8"), newline=None).read()
