@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import errno
 import json
 import os
 import shutil
@@ -16,7 +16,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make the file under another name, see it safely on the disk, and only then give it its name."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: cannot write: there is no folder {path.parent}")
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     try:
         write(partial)
         with open(partial, "rb") as file:
@@ -64,15 +64,6 @@ def _flush_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    content = Path(path).read_bytes()
-    try:
-        return io.StringIO(content.decode("utf-8"), newline=None).read()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: expected UTF-8, got the byte {content[error.start]:#04x}") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -114,17 +114,23 @@ def test_sweep(config, tmp_path, capsys):
     away = [*command[:5], "--out", str(tmp_path / "none"), "--budget", "0"]
     assert main(away) == 0
     assert "2 of 2 runs are not finished; the same command goes on with them" in capsys.readouterr().out
+    assert main([*away[:-2], "--minutes-each", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 of 2 runs have had their 0 minutes; more --minutes-each goes on" in printed
+    assert "not finished" not in printed
 
 
 def test_a_run_goes_on_by_its_own_configuration(config, tmp_path, capsys):
     out = str(tmp_path / "run")
-    command = ["cfl", "train", config, "--out", out, "--set", "training.evaluate_every=100", "--minutes", "0"]
-    assert main(command) == 0
+    command = ["cfl", "train", config, "--minutes", "0", "--out"]
+    assert main([*command, str(tmp_path / "epochs")]) == 0
+    assert "no model yet: evaluations come at the end of each epoch" in capsys.readouterr().out
+    assert main([*command, out, "--set", "training.evaluate_every=100"]) == 0
     printed = capsys.readouterr().out
     assert "deadline after 0 evaluations" in printed
     assert "no model yet: evaluations come every 100 examples" in printed
     assert main(["cfl", "evaluate", out]) == 2
-    assert "the run has no model yet" in capsys.readouterr().err
+    assert "there is no best model (no evaluation yet)" in capsys.readouterr().err
     assert main(["cfl", "train", "--out", out, "--resume"]) == 0
     assert Run(out).result()["stopped"] == "max_epochs"
     assert Run(out).config()["training"]["evaluate_every"] == 100
@@ -136,8 +142,11 @@ def test_files_that_cannot_be_read_or_written_are_named(config, tmp_path, capsys
     grammar.write_bytes(b"S -> '\xe9'\n")
     taken.touch()
     for arguments, message in (
-        ([str(latin), "--out", str(tmp_path / "run")], f"{latin}, line 2: expected UTF-8, got the byte 0xe9"),
-        ([config, "--out", str(tmp_path / "run"), "--set", f"language.name={grammar}"], f"{grammar}, line 1: expected"),
+        ([str(latin), "--out", str(tmp_path / "run")], f"{latin}, line 2: not UTF-8: byte 0xe9 at column 11"),
+        (
+            [config, "--out", str(tmp_path / "run"), "--set", f"language.name={grammar}"],
+            f"{grammar}, line 1: not UTF-8",
+        ),
         ([config, "--out", str(taken)], f"{taken}: cannot write: File exists\n"),
     ):
         assert main(["cfl", "train", *arguments]) == 2
@@ -176,6 +185,10 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert main([*command, "--restarts", "2"]) == 0
     assert "2 of 2 runs are finished" in capsys.readouterr().out
     assert test.stat().st_mtime_ns == before
+    folder = test.parent
+    assert main(["cfl", "evaluate", str(folder), "--lengths", "41", "43", "--per-length", "100"]) == 0
+    assert main([*command, "--budget", "0"]) == 0
+    assert [row["length"] for row in Run(folder).test()["lengths"]] == lengths  # tests of others are none of the figure
     # whatever is asked for, all that there is is shown, and needs no configurations for that
     assert (
         main(["reproduce", "figure-2", "--tasks", "dyck", "--restarts", "1", "--budget", "0", "--out", str(out)]) == 0

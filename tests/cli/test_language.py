@@ -56,7 +56,7 @@ def test_score(run, tmp_path, monkeypatch):
     expected = -grammar.log_prob_given_length(strings[:2]).sum() / 8
     assert f"2 of 5 strings are in the language dyck; -ln p(w | length) is {expected:.6f} per symbol" in err
     assert "line 4 has 'x', which is not one of the symbols ( ) [ ]" in err
-    monkeypatch.setattr("sys.stdin", io.StringIO("0 # 0\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"0 # 0\n")))
     code, out, _ = run("score", "marked-copy", "-", "--out", str(tmp_path / "scores.tsv"))
     assert out == ""
     assert (tmp_path / "scores.tsv").read_text().splitlines()[1] == f"-\t{-math.log(2):.12g}\t0 # 0"

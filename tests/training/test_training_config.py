@@ -137,7 +137,7 @@ def test_every_shipped_config_loads(path):
 
 def test_the_grammar_of_a_file_is_part_of_the_configuration(tmp_path):
     path = tmp_path / "pairs.grammar"
-    path.write_text("S -> 'a' S 'b' [0.5] | 'a' 'b' [0.5]")
+    path.write_text("S -> 'a' S 'b' [0.5] | 'a' 'b' [0.5]\n")
     options = LanguageOptions(str(path))
     assert options.grammar == path.read_text()
     path.unlink()

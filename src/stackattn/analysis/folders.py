@@ -15,7 +15,7 @@ from ..languages import Language
 from ..models.saving import load
 from ..training.architectures import LSTMOptions
 from ..training.cfl import CFLConfig, evaluate_run
-from ..training.experiment import config_of
+from ..training.experiment import config_of, model_folder
 from ..training.run import Run, RunError
 
 
@@ -45,22 +45,16 @@ class RunFolder:
     @cached_property
     def model(self) -> nn.Module:
         """The best model so far."""
-        if self.without_model:
-            raise RunError(f"{self.folder}: there is no best model ({self.without_model})")
-        return load(self.folder / "best")
+        return load(model_folder(self.folder))
 
     @property
     def has_model(self) -> bool:
-        return (self.folder / "best/model.safetensors").exists()
+        return not self.without_model
 
     @property
     def without_model(self) -> str:
         """Why there is no best model; empty if there is one."""
-        if self.has_model:
-            return ""
-        if self.best is not None:
-            return "model not kept"
-        return "no finite score" if self.metrics else "no evaluation yet"
+        return Run(self.folder).without_model
 
     @property
     def task(self) -> tuple[str, str, str | None, tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .experiments import add_training_arguments, run_action
+from .experiments import add_torch_arguments, add_training_arguments, at_least, run_action
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the test strings (default: from the shortest training length to 1.25 times the longest, "
         "which is 40 to 100 for the paper's)",
     )
-    evaluate.add_argument("--per-length", type=int, default=100, help="strings of each length (default: %(default)s)")
-    evaluate.add_argument("--seed", type=int, default=0, help="of the test strings (default: %(default)s)")
-    evaluate.add_argument("--threads", type=int, help="threads that torch may use (default: its own choice)")
+    evaluate.add_argument(
+        "--per-length", type=at_least(1), default=100, help="strings of each length (default: %(default)s)"
+    )
+    evaluate.add_argument("--seed", type=at_least(0), default=0, help="of the test strings (default: %(default)s)")
+    add_torch_arguments(evaluate)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +40,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from ..files import write_json
     from ..training.cfl import evaluate_run
 
-    found = evaluate_run(args.run, args.lengths and tuple(args.lengths), args.per_length, args.seed)
+    found = evaluate_run(args.run, args.lengths and tuple(args.lengths), args.per_length, args.seed, args.device)
     path = Path(args.run) / "test.json"
     write_json(path, found)
     table = Table("length", "cross-entropy", "lower bound", "difference", "less ln(N)/(length+1)")

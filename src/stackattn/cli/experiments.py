@@ -72,7 +72,9 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="run on this Ray cluster, or on a `local` one; needs stackattn[cluster]",
     )
-    parser.add_argument("--memory", type=float, metavar="GB", help="that a run on a cluster asks for (default: 2)")
+    parser.add_argument(
+        "--memory", type=at_least(0, float), metavar="GB", help="that a run on a cluster asks for (default: 2)"
+    )
 
 
 def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report: Any, watch: Any) -> list[Path]:
@@ -174,9 +176,10 @@ def _train(cls: type, args: argparse.Namespace) -> int:
     if best := result["best"]:
         name, value = headline(best)
         print(f"best: epoch {best['epoch']}, {name} {value:.4f}")
-    elif not result["evaluations"] and config.training.evaluate_every:
-        print(f"so there is no model yet: evaluations come every {config.training.evaluate_every:,} examples")
-        print("(training.evaluate_every); --resume goes on")
+    elif not result["evaluations"]:
+        every = config.training.evaluate_every
+        when = "at the end of each epoch" if every is None else f"every {every:,} examples"
+        print(f"so there is no model yet: evaluations come {when} (training.evaluate_every); --resume goes on")
     print(f"the run is in {args.out}")
     return 0
 
@@ -214,12 +217,19 @@ def _sweep(cls: type, args: argparse.Namespace) -> int:
     Console().print(table, markup=False)
     if chosen:
         print(f"the best run is in {chosen[0]}")
-    tell_what_is_left(jobs, failed)
+    tell_what_is_left(jobs, failed, args.minutes_each)
     return 1 if failed else 0
 
 
-def tell_what_is_left(jobs: Sequence[tuple[Path, Any]], failed: Sequence[Path]) -> None:
+def tell_what_is_left(
+    jobs: Sequence[tuple[Path, Any]], failed: Sequence[Path], minutes_each: float | None = None
+) -> None:
+    """How many runs are not finished, and which of them the same command would go on with."""
     from ..training import Run
 
-    if left := sum(not Run(folder).finished and folder not in failed for folder, _ in jobs):
-        print(f"{left} of {len(jobs)} runs are not finished; the same command goes on with them")
+    left = [Run(folder) for folder, _ in jobs if not Run(folder).finished and folder not in failed]
+    spent = sum(minutes_each is not None and run.seconds() >= 60 * minutes_each for run in left)
+    if len(left) > spent:
+        print(f"{len(left) - spent} of {len(jobs)} runs are not finished; the same command goes on with them")
+    if spent:
+        print(f"{spent} of {len(jobs)} runs have had their {minutes_each:g} minutes; more --minutes-each goes on")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..analysis.curves import LABELS
 from ..files import write_json
 from ..training import Run
-from ..training.cfl import evaluate_run
+from ..training.cfl import CFLConfig, evaluate_run
+from ..training.experiment import config_of
 from ..training.sweep import best_of
 from .reproduce import Cell
 from .tables import measured, number, publish
@@ -26,7 +27,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
             continue
         folder, best = found
         run = Run(folder)
-        test = measured(folder, _measure, lambda test: test["per_length"] == TEST_STRINGS)
+        test = measured(folder, _measure, _of_the_figure(folder))
         line = {"task": cell.task, "model": cell.model, "run": run, "best": best, "restarts": cell.begun}
         lines.append({**line, "test": test.get("lengths", [])})
     header = ["task", "model", "runs", "validation", "test, seen lengths", "longer", "epoch", "rate", "minutes"]
@@ -35,6 +36,17 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         "time up to then. On test as published: a perfect model does not reach 0 there (docs/training.md)."
     )
     return publish("figure-2", header, [_row(line) for line in lines], notes, out) or _draw(lines, out / "figure-2")
+
+
+def _of_the_figure(folder: Path) -> Callable[[dict[str, Any]], bool]:
+    """Whether a test is of these lengths, as many strings and this seed."""
+    lengths = config_of(CFLConfig, folder).language.make().valid_lengths(*TEST_LENGTHS).tolist()
+
+    def usable(test: dict[str, Any]) -> bool:
+        found = [row["length"] for row in test["lengths"]]
+        return (test["seed"], test["per_length"], found) == (0, TEST_STRINGS, lengths)
+
+    return usable
 
 
 def _measure(folder: Path) -> None:

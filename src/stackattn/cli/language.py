@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import read_text
+from ..text.lines import decode_lines, read_lines
 
 if TYPE_CHECKING:
     from stackattn.languages import Language
@@ -105,8 +105,7 @@ def _score(args: argparse.Namespace) -> None:
     from stackattn.languages import PCFG
 
     language = _language(args)
-    text = sys.stdin.read() if args.file == "-" else read_text(args.file)
-    strings = text.splitlines()
+    strings = list(decode_lines(sys.stdin.buffer, "standard input") if args.file == "-" else read_lines(args.file))
     if not strings:
         raise ValueError(f"{args.file}: no strings found")
     given: list[float] = []

@@ -125,7 +125,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         type=at_least(1),
         default=target.restarts,
         metavar="N",
-        help="runs of each model on each task (default: %(default)s)",
+        help="runs of each model on each task to train (default: %(default)s)",
     )
     add_sweep_arguments(command)
     command.add_argument("--configs", default=target.configs, help="folder of configurations (default: %(default)s)")
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
                     raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")
                 return 1 if _train([jobs[args.job]], args) else 0
             failed = _train(jobs, args)
-            tell_what_is_left(jobs, failed)
+            tell_what_is_left(jobs, failed, args.minutes_each)
         if not (cells := _cells(target, Path(args.out))):
             print(f"there are no runs in {args.out} yet", file=sys.stderr)
             return 1

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
+def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Of a text file, or of one that gzip made smaller (`.gz`)."""
     path = Path(path)
     with cast("IO[bytes]", gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
         yield from decode_lines(file, str(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """All of its lines, each with a newline behind it."""
+    return "".join(f"{line}\n" for line in read_lines(path))
 
 
 def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:

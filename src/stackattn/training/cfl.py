@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..files import read_text
 from ..languages import PCFG, Dataset, Language, evaluation_set, is_grammar_file, language, training_sets
 from ..models import LSTMLM, TransformerLM
 from ..models.saving import load, save
+from ..text.lines import read_text
 from .architectures import ModelOptions, TransformerOptions, build_language_model
 from .experiment import config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
+from .parallel import find_device
 from .run import Run
 
 
@@ -180,10 +181,15 @@ def evaluate_by_length(
 
 
 def evaluate_run(
-    folder: str | Path, lengths: tuple[int, int] | None = None, per_length: int = 100, seed: int = 0
+    folder: str | Path,
+    lengths: tuple[int, int] | None = None,
+    per_length: int = 100,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """`evaluate_by_length` of the best model of a run: on its lengths and a quarter more, if they are not given."""
     options = config_of(CFLConfig, folder).language
     chosen = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
-    found = evaluate_by_length(load(model_folder(folder)), options, chosen, per_length, seed)
+    model = load(model_folder(folder)).to(find_device(device))
+    found = evaluate_by_length(model, options, chosen, per_length, seed)
     return {"model": Run(folder).model_checksum(), **found}

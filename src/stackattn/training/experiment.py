@@ -83,8 +83,8 @@ def model_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     if (folder / "best").is_dir():
         return folder / "best"
-    if (folder / "environment.json").exists():
-        raise RunError(f"{folder}: the run has no model yet: it was not evaluated so far")
+    if (folder / "environment.json").exists() or (folder / "metrics.jsonl").exists():
+        raise RunError(f"{folder}: there is no best model ({Run(folder).without_model})")
     return folder
 
 

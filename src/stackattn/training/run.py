@@ -18,6 +18,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -131,6 +132,16 @@ class Run:
         """Of the best model, if it is there. A test has it, so that one of an earlier model counts for nothing."""
         path = self.folder / "best/model.safetensors"
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+    @property
+    def without_model(self) -> str:
+        """Why there is no best model; empty if there is one."""
+        if (self.folder / "best/model.safetensors").exists():
+            return ""
+        metrics = self.metrics()
+        if any(math.isfinite(values["score"]) for values in metrics):
+            return "model not kept"
+        return "no finite score" if metrics else "no evaluation yet"
 
     def test(self) -> dict[str, Any] | None:
         """What was measured of the best model on test data, and kept in `test.json`; not if it was another model."""
