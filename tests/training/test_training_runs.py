@@ -181,7 +181,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path, capsys):
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopped; --resume goes on from the last checkpoint\n"
+    assert errors == "stopped; --resume goes on from its checkpoint, if there is one\n"
     assert "epoch   1  loss" in printed
     assert 2 <= len(Run(tmp_path / "run").metrics()) < 20
     assert main([*command, str(tmp_path / "run"), "--resume"]) == 0
