@@ -125,9 +125,9 @@ def run_action(command: str, experiment: str, args: argparse.Namespace, actions:
 
         from ..training import RunError
 
+        if getattr(args, "threads", None):
+            torch.set_num_threads(args.threads)
         try:
-            if getattr(args, "threads", None):
-                torch.set_num_threads(args.threads)
             common = {"train": _train, "sweep": _sweep}
             if args.action in common:
                 return common[args.action](named(experiment), args)

@@ -113,8 +113,8 @@ class Run:
             yield
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
-            begun = (self.folder / "last/state.json").exists()
-            whole = "; what was written before is whole, --resume goes on from it" if begun else ""
+            kept = (self.folder / "last/state.json").exists()
+            whole = "; what was written before is whole, --resume goes on from it" if kept else ""
             raise RunError(f"{self.folder}: cannot write: {reason}{whole}") from error
 
     def differs(self, config: Any) -> str | None:
