@@ -2,9 +2,12 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from oracles import random_transitions, relative_error
+from stacks import FAST, STACKS
+from torch.utils.checkpoint import checkpoint
 
 from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
 
@@ -72,6 +75,53 @@ def test_lengths_that_change_before_the_backward_pass():
             lengths.fill_(1)
         gradients.append(torch.autograd.grad(rows.square().sum(), a)[0])
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("later", [[20, 18], [1, 0], [-5, 4]])
+def test_lengths_overwritten_through_numpy_before_the_backward_pass(stack, backend, later):
+    """Autograd does not see the change, and lengths beyond T would address memory outside the tensors."""
+    gradients = []
+    for change in (False, True):
+        inputs = [x.requires_grad_() for x in stack.inputs(2, 4)]
+        buffer = np.array([4, 3])
+        weights = stack.operator(*inputs, torch.from_numpy(buffer), backend=backend)
+        if change:
+            buffer[:] = later
+        gradients.append(torch.autograd.grad(weights.square().sum(), inputs))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_backward_operators_check_lengths(backend):
+    grad, a = torch.ones(2, 4, 4, dtype=torch.float64), actions(2, 4)
+    with pytest.raises(ValueError, match="lengths: expected values from 0 to T = 4, got 20 for sequence 1"):
+        torch.ops.stackattn.superposition_weights_backward(grad, a, torch.tensor([4, 20]), backend)
+    inputs = random_transitions(2, 4, 2, 2, generator=seeded())
+    grad, memory = torch.ones(2, 4, 5, 2, 2, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+    with pytest.raises(ValueError, match="lengths: expected values from 0 to T = 4, got -1 for sequence 0"):
+        torch.ops.stackattn.nondeterministic_weights_backward(grad, *inputs, torch.tensor([-1, 4]), memory, backend)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_gradient_checkpointing(stack, backend, stepwise):
+    """`use_reentrant=False` is the default of the Hugging Face Trainer; saved tensors can be read only once there."""
+    lengths = torch.tensor([4, 3])
+
+    def readings(*inputs):
+        if not stepwise:
+            return stack.operator(*inputs, lengths, backend=backend)
+        first, state = stack.state(2, backend).extend(*(x[:, :2] for x in inputs))
+        rows, _ = state.extend(*(x[:, 2:] for x in inputs), lengths - 2)
+        return rows + first.sum()
+
+    inputs = [x.requires_grad_() for x in stack.inputs(2, 4)]
+    expected = torch.autograd.grad(readings(*inputs).square().sum(), inputs)
+    found = torch.autograd.grad(checkpoint(readings, *inputs, use_reentrant=False).square().sum(), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_a_gradient_of_a_state_that_is_a_slice():

@@ -37,11 +37,15 @@ def test_garbage_beyond_the_lengths(stack, backend):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64],
+)
 def test_lengths_of_any_integer_dtype_and_strides(stack, dtype, backend):
     inputs = stack.inputs(len(LENGTHS), T)
-    lengths = LENGTHS.to(dtype).repeat_interleave(2)[::2]
-    assert torch.equal(operator(stack, backend, lengths)(*inputs), operator(stack, backend, LENGTHS)(*inputs))
+    lengths = LENGTHS.repeat_interleave(2).to(dtype)[::2]
+    found, expected = (with_gradients(operator(stack, backend, n), inputs) for n in (lengths, LENGTHS))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("backend", FAST)

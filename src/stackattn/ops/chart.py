@@ -192,4 +192,4 @@ def _one(like: Number) -> Number:
 
 def inside(lengths: Tensor, T: int) -> Tensor:
     """(B, T): which steps lie inside the lengths."""
-    return torch.arange(T, device=lengths.device) < lengths[:, None]
+    return torch.arange(T, device=lengths.device) < lengths.long()[:, None]

@@ -60,13 +60,17 @@ def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
 # What follows looks at the numbers, so it lives inside the operators, where torch.compile does not trace.
 
 
-def check_length_values(lengths: Tensor | None, T: int) -> None:
+def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
+    """A validated int64 copy: the caller may overwrite the memory of `lengths` at any time, for instance through NumPy,
+    and the kernel computes addresses from it."""
     if lengths is None:
-        return
+        return None
+    lengths = lengths.to(torch.int64, copy=True)
     bad = ((lengths < 0) | (lengths > T)).nonzero()
     if len(bad):
         b = int(bad[0])
         raise ValueError(f"lengths: expected values from 0 to T = {T}, got {int(lengths[b])} for sequence {b}")
+    return lengths
 
 
 def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: bool) -> None:

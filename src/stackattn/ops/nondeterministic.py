@@ -52,12 +52,12 @@ def nondeterministic_weights(
 
 
 def _check_numbers(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> None:
-    checks.check_length_values(lengths, log_push.shape[1])
     for name, x in (("log_push", log_push), ("log_replace", log_replace), ("log_pop", log_pop)):
         checks.check_numbers(name, x, lengths, minus_infinity=True)
 
 
 def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> Tensor:
+    lengths = checks.copy_lengths(lengths, log_push.shape[1])
     _check_numbers(log_push.detach(), log_replace.detach(), log_pop.detach(), lengths)
     if lengths is None:
         return reference.nondeterministic_weights(log_push, log_replace, log_pop)
@@ -80,9 +80,8 @@ _op_backward = Operator(
 @_op.implementation
 def _(log_push, log_replace, log_pop, lengths, backend):
     checks.check_transitions(log_push, log_replace, log_pop, lengths)  # a graph may call the operator directly
-    lengths = None if lengths is None else lengths.long()
+    lengths = checks.copy_lengths(lengths, log_push.shape[1])
     if backend == "cpp":
-        checks.check_length_values(lengths, log_push.shape[1])
         return native.nondeterministic(log_push, log_replace, log_pop, lengths), _no_memory(log_push)
     _check_numbers(log_push, log_replace, log_pop, lengths)
     weights, memory = torch_backend.nondeterministic(log_push, log_replace, log_pop, lengths)
@@ -94,7 +93,7 @@ def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     if grad.shape != (*log_push.shape[:2], log_push.shape[1] + 1, *log_push.shape[2:4]):
         raise ValueError(f"grad: expected the shape of the attention weights, got {tuple(grad.shape)}")
-    lengths = None if lengths is None else lengths.long()
+    lengths = checks.copy_lengths(lengths, log_push.shape[1])
     if backend == "cpp":
         return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
     found = torch_backend.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths, memory)

@@ -47,11 +47,13 @@ class Operator:
             memory = output[1:] if isinstance(output, tuple) else ()
             ctx.mark_non_differentiable(*memory)
             ctx.inputs = len(tensors)
-            ctx.save_for_backward(*tensors, *memory)
+            # A copy: autograd notices neither that a caller overwrites `lengths` through NumPy nor when.
+            lengths = tensors[-1] if tensors[-1] is None else tensors[-1].clone()
+            ctx.save_for_backward(*tensors[:-1], lengths, *memory)
 
         def backward(ctx, grad, *_):
-            inputs, memory = ctx.saved_tensors[: ctx.inputs], ctx.saved_tensors[ctx.inputs :]
-            return *function(inputs, memory, ctx.backend, grad), None, None
+            saved = ctx.saved_tensors  # once: gradient checkpointing recomputes them at each access
+            return *function(saved[: ctx.inputs], saved[ctx.inputs :], ctx.backend, grad), None, None
 
         self._register_autograd(setup_context, backward)
 

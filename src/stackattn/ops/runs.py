@@ -119,7 +119,7 @@ def _sequences(
 ) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
     """Each batch index with its log weights, cut to its length, in float64 and with a batch axis of 1."""
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
-    checks.check_length_values(lengths, log_push.shape[1])
+    lengths = checks.copy_lengths(lengths, log_push.shape[1])
     inputs = {"log_push": log_push, "log_replace": log_replace, "log_pop": log_pop}
     for name, x in inputs.items():
         checks.check_numbers(name, x.detach(), lengths, minus_infinity=True)

@@ -237,7 +237,6 @@ class _State:
     def _take(self: Self, rows: Tensor, lengths: Tensor | None, superposition: bool) -> tuple[Tensor, Self, _Call]:
         """The weights of the steps in `rows`, and the new state without a history."""
         T = self.length + rows.shape[1]
-        lengths = None if lengths is None else lengths.long().clone()
         call = _Call(self._layout, self.length, superposition, self._backend, lengths, self._room(T))
         tracked = torch.is_grad_enabled() and (rows.requires_grad or self._tensor.requires_grad)
         weights, tensor = (_Extend.apply if tracked else _extend)(self._tensor, rows, call)  # pyright: ignore
@@ -274,7 +273,7 @@ class SuperpositionState(_State):
         """
         checks.check_actions(actions, lengths)
         self._check_batch("actions", actions)
-        checks.check_length_values(lengths, actions.shape[1])
+        lengths = checks.copy_lengths(lengths, actions.shape[1])
         if self._backend != "cpp":
             checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
         if actions.shape[1] == 0:
@@ -336,7 +335,7 @@ class NondeterministicState(_State):
         if rows.shape[2:] != (Q, S, 2 * Q * S + Q):
             got = tuple(rows.shape[2:4])
             raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
-        checks.check_length_values(lengths, rows.shape[1])
+        lengths = checks.copy_lengths(lengths, rows.shape[1])
         if self._backend != "cpp":
             self._check_numbers(rows, lengths)
         if rows.shape[1] == 0:

@@ -38,13 +38,9 @@ def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, bac
     return _op(actions, lengths, backend)
 
 
-def _check_numbers(actions: Tensor, lengths: Tensor | None) -> None:
-    checks.check_length_values(lengths, actions.shape[1])
-    checks.check_numbers("actions", actions, lengths, minus_infinity=False)
-
-
 def _reference(actions: Tensor, lengths: Tensor | None) -> Tensor:
-    _check_numbers(actions.detach(), lengths)
+    lengths = checks.copy_lengths(lengths, actions.shape[1])
+    checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
     if lengths is None:
         return reference.superposition_weights(actions)
     inside = chart.inside(lengths, actions.shape[1])[..., None]
@@ -60,11 +56,10 @@ _op_backward = Operator(
 @_op.implementation
 def _(actions, lengths, backend):
     checks.check_actions(actions, lengths)  # a graph may call the operator directly
-    lengths = None if lengths is None else lengths.long()
+    lengths = checks.copy_lengths(lengths, actions.shape[1])
     if backend == "cpp":
-        checks.check_length_values(lengths, actions.shape[1])
         return native.superposition(actions, lengths)
-    _check_numbers(actions, lengths)
+    checks.check_numbers("actions", actions, lengths, minus_infinity=False)
     return torch_backend.superposition(actions, lengths).to(actions.dtype).contiguous()
 
 
@@ -73,7 +68,7 @@ def _(grad, actions, lengths, backend):
     checks.check_actions(actions, lengths)
     if grad.shape != (*actions.shape[:2], actions.shape[1]):
         raise ValueError(f"grad: expected the shape of the attention weights, got {tuple(grad.shape)}")
-    lengths = None if lengths is None else lengths.long()
+    lengths = checks.copy_lengths(lengths, actions.shape[1])
     if backend == "cpp":
         return native.superposition_backward(grad, actions, lengths)
     return torch_backend.superposition_backward(grad, actions, lengths).to(actions.dtype).contiguous()
