@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-KERNEL := $(wildcard src/stackattn/ops/kernels/*)
+KERNEL := $(wildcard src/stackattn/ops/cpp/kernel/*)
 
 .PHONY: demo test test-fast lint format bench clean
 demo: $(VENV)/installed-plot

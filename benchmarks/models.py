@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stackattn.models.paper import build, paper_config
+from stackattn.paper.models import build, paper_config
 
 from .steps import Shape, Step, training_step
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stackattn.files import write_json, write_text
-from stackattn.models.paper import ARCHITECTURES, COUNTS, LANGUAGES, build, paper_config
+from stackattn.paper.models import ARCHITECTURES, COUNTS, LANGUAGES, build, paper_config
 from stackattn.training.run import Run, environment, peak_memory
 
 ROOT = Path(__file__).parents[1]

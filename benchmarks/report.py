@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import stackattn
-from stackattn.ops.native import _kernel
+from stackattn.ops.cpp.native import _kernel
 
 from .registry import CASES
 from .steps import Shape

@@ -2,7 +2,7 @@
 
 import torch
 
-from stackattn.models.paper import PTB_TYPES, build, paper_config
+from stackattn.paper.models import PTB_TYPES, build, paper_config
 from stackattn.text.vocabulary import Vocabulary
 from stackattn.training.lm import negative_log_likelihood
 

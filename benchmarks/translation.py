@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from stackattn.models import Seq2SeqTransformer
 from stackattn.models.generation import beam_search
-from stackattn.models.paper import build, paper_config
+from stackattn.paper.models import build, paper_config
 
 from .steps import Shape, Step, training_step
 

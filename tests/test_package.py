@@ -13,7 +13,7 @@ import torch
 
 import stackattn
 
-backends = importlib.import_module("stackattn.ops.backends")  # the name alone is the function
+backends = importlib.import_module("stackattn.ops.dispatch")  # the name alone is the function
 ROOT = Path(__file__).parent.parent
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from stackattn.models import LSTMLM, LSTMConfig
-from stackattn.models.paper import paper_config
 from stackattn.ops import reference
+from stackattn.paper.models import paper_config
 
 B, T = 3, 7
 BOS = TOKENS - 1

@@ -3,8 +3,9 @@
 import pytest
 
 from stackattn.cli import main
-from stackattn.models import LSTMLM, paper
-from stackattn.models.paper import ARCHITECTURES, COUNTS, LANGUAGES, build, count_parameters, paper_config
+from stackattn.models import LSTMLM
+from stackattn.paper import models as paper
+from stackattn.paper.models import ARCHITECTURES, COUNTS, LANGUAGES, build, count_parameters, paper_config
 
 MODELS = [
     (task, name, count)

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from stackattn.models import Seq2SeqConfig, Seq2SeqTransformer, TransformerLM, TransformerLMConfig
-from stackattn.models.paper import paper_config
 from stackattn.nn import SelfAttention, sinusoids
 from stackattn.ops import reference
+from stackattn.paper.models import paper_config
 
 B, T = 3, 7
 

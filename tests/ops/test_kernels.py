@@ -19,7 +19,7 @@ def python(*arguments, **environment):
 
 def variants():
     """Those that this processor runs, as the kernel names them."""
-    refusal = python("-c", "from stackattn.ops import _kernel", STACKATTN_KERNEL="abacus").stderr
+    refusal = python("-c", "from stackattn.ops.cpp import _kernel", STACKATTN_KERNEL="abacus").stderr
     return re.search(r"STACKATTN_KERNEL: expected one of (.*) on this processor, got abacus", refusal)[1].split(", ")
 
 
@@ -27,7 +27,7 @@ def variants():
 def test_portable_is_always_there_and_the_best_is_taken():
     names = variants()
     assert names[-1] == "portable"
-    run = python("-c", "from stackattn.ops import _kernel; print(_kernel.name())", STACKATTN_KERNEL="")
+    run = python("-c", "from stackattn.ops.cpp import _kernel; print(_kernel.name())", STACKATTN_KERNEL="")
     assert run.stdout == f"kernel_{names[0]}\n"
 
 
@@ -37,7 +37,7 @@ def test_every_variant(variant):
     """The fast tests of the kernel, once more."""
     if variant not in variants():
         pytest.skip("not on this processor")
-    run = python("-c", "from stackattn.ops import _kernel; print(_kernel.name())", STACKATTN_KERNEL=variant)
+    run = python("-c", "from stackattn.ops.cpp import _kernel; print(_kernel.name())", STACKATTN_KERNEL=variant)
     assert run.stdout == f"kernel_{variant}\n"
     files = [str(HERE / f"test_{name}.py") for name in ("weights", "range", "lengths", "states")]
     arguments = ["-m", "pytest", "-x", "-m", "not slow", "-k", "cpp or kernel", "-p", "no:cacheprovider", *files]

@@ -20,7 +20,7 @@ from oracles import (
     with_gradients,
 )
 
-from stackattn.ops.log_chart import log_chart, log_einsum, log_sum
+from stackattn.ops.pytorch.log_chart import log_chart, log_einsum, log_sum
 from stackattn.ops.reference import nondeterministic_weights
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracles import enumerate_runs, hard_transitions, random_steps, random_transitions
 
-from stackattn.ops.log_chart import log_chart, log_sum
+from stackattn.ops.pytorch.log_chart import log_chart, log_sum
 from stackattn.ops.runs import Operation, Run, best_runs, sample_runs
 
 

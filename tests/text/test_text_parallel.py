@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stackattn.text.parallel import Filters, read_pairs, read_sentences, select
+from stackattn.text.bitext import Filters, read_pairs, read_sentences, select
 
 
 @pytest.fixture

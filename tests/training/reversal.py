@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from stackattn.text.parallel_corpus import Preparation, prepare
+from stackattn.text.bitext_corpus import Preparation, prepare
 from stackattn.training.config import from_values
 from stackattn.training.mt import MTConfig
 

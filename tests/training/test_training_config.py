@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stackattn.models.paper import ARCHITECTURES, COUNTS
+from stackattn.paper.models import ARCHITECTURES, COUNTS
 from stackattn.training import ConfigError, load_config
 from stackattn.training.architectures import LSTMOptions, TransformerOptions
 from stackattn.training.cfl import CFLConfig, LanguageOptions, build_model

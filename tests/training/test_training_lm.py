@@ -10,7 +10,7 @@ import torch
 from runs import outcome
 
 from stackattn.models import TransformerLM
-from stackattn.models.paper import ARCHITECTURES, COUNTS
+from stackattn.paper.models import ARCHITECTURES, COUNTS
 from stackattn.text.corpus import write_corpus
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
 from stackattn.training import ConfigError, Run, RunError, load_config, loop, run_experiment

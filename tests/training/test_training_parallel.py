@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from stackattn.training import Run, TrainingConfig, run_experiment
 from stackattn.training.cfl import CFLConfig, CFLTask
 from stackattn.training.config import from_values, to_values
-from stackattn.training.parallel import Processes
+from stackattn.training.processes import Processes
 from stackattn.training.run import RunError
 
 MODELS = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.log_chart import log_chart, log_sum
+from ..ops.pytorch.log_chart import log_chart, log_sum
 
 
 def superposition_contents(weights: Tensor) -> Tensor:

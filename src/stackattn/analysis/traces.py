@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..models.lstm import LSTMLM
 from ..nn import Nondeterministic, NondeterministicStackAttention, SuperpositionStackAttention, parse_layers
 from ..ops import Operation, Run, best_runs, nondeterministic_weights, sample_runs, superposition_weights
-from ..ops.log_chart import log_chart, log_sum
-from ..ops.rows import unpack
+from ..ops.pytorch.log_chart import log_chart, log_sum
+from ..ops.transitions import unpack
 from .contents import nondeterministic_contents, superposition_contents
 
 

@@ -81,8 +81,8 @@ def _prepare(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..text.parallel import REASONS
-    from ..text.parallel_corpus import Preparation, prepare
+    from ..text.bitext import REASONS
+    from ..text.bitext_corpus import Preparation, prepare
     from .progress import track
 
     def watch(split: str) -> Callable[[Iterable[Any]], Iterable[Any]]:
@@ -110,8 +110,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _translate(args: argparse.Namespace) -> int:
+    from ..text.bitext import read_sentences
     from ..text.lines import decode_lines
-    from ..text.parallel import read_sentences
 
     translator = _translator(args.model, args)
     standard = args.file == "-"
@@ -124,7 +124,7 @@ def _translate(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from ..text.parallel import read_pairs
+    from ..text.bitext import read_pairs
     from ..training import Run
     from ..training.mt import read_test_set
     from ..training.translator import write_scores

@@ -13,7 +13,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from stackattn.models.paper import ARCHITECTURES, COUNTS, count_parameters, paper_config
+    from stackattn.paper.models import ARCHITECTURES, COUNTS, count_parameters, paper_config
 
     table = Table("task", "model", title="Parameters of the paper's models", title_justify="left")
     for name in ("ours", "paper", ""):

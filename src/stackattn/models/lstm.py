@@ -13,7 +13,7 @@ from ..nn import Nondeterministic, Sdpa, State, Superposition, parse_layers
 from ..nn.checks import check_positive, check_range, check_tokens, unknown_token
 from ..nn.state import without_padding
 from ..ops import NondeterministicState
-from ..ops.chart import inside
+from ..ops.lengths import length_mask
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class LSTMLM(nn.Module):
             return self.output(state.hidden[:, None][:, :0]), state
         tokens = without_padding(tokens, lengths)
         # (B, c): the steps that read a token, which BOS is not; None if all do
-        taken = None if lengths is None else inside(lengths, c)
+        taken = None if lengths is None else length_mask(lengths, c)
         rows = []
         if state.started is False:
             tokens, taken = tokens[:, 1:], None if taken is None else taken[:, 1:]

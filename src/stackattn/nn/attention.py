@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..ops.chart import inside
+from ..ops.lengths import length_mask
 from .checks import check_dropout, check_heads, check_vectors
 from .state import State, without_padding
 
@@ -77,7 +77,7 @@ class SelfAttention(_Attention):
         self._check("x", x, lengths)
         queries, keys, values = self._project(without_padding(x, lengths))
         # What lies beyond the lengths comes later, so a causal mask hides it already.
-        mask = None if self.causal or lengths is None else inside(lengths, x.shape[1])[:, None, None]
+        mask = None if self.causal or lengths is None else length_mask(lengths, x.shape[1])[:, None, None]
         return self._attend(queries, keys, values, mask, self.causal)
 
     def initial_state(self, batch_size: int) -> AttentionState:
@@ -95,7 +95,7 @@ class SelfAttention(_Attention):
         real = state.real
         if real is not None or lengths is not None:
             old = x.new_ones(x.shape[0], before, dtype=torch.bool) if real is None else real
-            new = x.new_ones(x.shape[0], c, dtype=torch.bool) if lengths is None else inside(lengths, c)
+            new = x.new_ones(x.shape[0], c, dtype=torch.bool) if lengths is None else length_mask(lengths, c)
             real = torch.cat([old, new], dim=1)
         mask = None
         if c > 1:  # step i of the chunk sees what came before the chunk and its steps 0..i
@@ -125,7 +125,7 @@ class CrossAttention(_Attention):
         """The memory (B, T, d_model) as keys and values."""
         self._check("memory", memory, lengths)
         keys, values = self.to_keys_values(without_padding(memory, lengths)).chunk(2, dim=-1)
-        real = None if lengths is None else inside(lengths, memory.shape[1])
+        real = None if lengths is None else length_mask(lengths, memory.shape[1])
         source = torch.arange(memory.shape[0], device=memory.device)
         return Memory(self._split(keys), self._split(values), real, source)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
-from ..ops.rows import unpack
+from ..ops.transitions import unpack
 from .checks import check_positive, check_vectors
 from .state import State, without_padding
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..ops.chart import inside
+from ..ops.lengths import length_mask
 
 Self = TypeVar("Self", bound="State")
 
@@ -63,4 +63,4 @@ def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
     """x (B, T, ...) with zeros beyond the lengths: nan that stands there must not reach a product with zero."""
     if lengths is None:
         return x
-    return x.where(inside(lengths, x.shape[1])[(...,) + (None,) * (x.dim() - 2)], 0)
+    return x.where(length_mask(lengths, x.shape[1])[(...,) + (None,) * (x.dim() - 2)], 0)

@@ -1,6 +1,6 @@
 """Operators: actions -> attention weights. Pure functions and value-like states on tensors; no parameters live here."""
 
-from .backends import backends
+from .dispatch import backends
 from .nondeterministic import nondeterministic_weights
 from .runs import Operation, Run, best_runs, sample_runs
 from .states import NondeterministicState, SuperpositionState

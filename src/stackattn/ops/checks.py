@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .chart import inside
+from .lengths import length_mask
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -78,7 +78,7 @@ def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: 
     good = (x < torch.inf) if minus_infinity else x.isfinite()
     good = good.flatten(2).all(2)
     if lengths is not None:
-        good |= ~inside(lengths, x.shape[1])
+        good |= ~length_mask(lengths, x.shape[1])
     if not good.all():
         b, t = (~good).nonzero()[0].tolist()
         raise bad_number(name, b, t, minus_infinity)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import chart, checks, native, reference, torch_backend
-from .backends import choose
+from . import checks, reference
+from .cpp import native
+from .dispatch import choose
+from .lengths import length_mask
+from .pytorch import chart
+from .pytorch import operators as torch_backend
+from .pytorch.steps import neutral
 from .registration import SECOND_DERIVATIVES, Operator
-from .steps import neutral
 
 
 def nondeterministic_weights(
@@ -62,7 +66,7 @@ def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: 
     if lengths is None:
         return reference.nondeterministic_weights(log_push, log_replace, log_pop)
     weights = reference.nondeterministic_weights(*neutral(log_push, log_replace, log_pop, lengths))
-    return weights.where(chart.inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
+    return weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
 
 
 # The second result is the memory of the charts, which the `torch` backend keeps for its backward pass, or nothing.

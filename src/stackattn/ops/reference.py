@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .log_chart import log_einsum, log_sum
+from .pytorch.log_chart import log_einsum, log_sum
 
 
 def superposition_readings(actions: Tensor, values: Tensor) -> Tensor:

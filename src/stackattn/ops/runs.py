@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .log_chart import Reduce, log_chart, log_sum
+from .pytorch.log_chart import Reduce, log_chart, log_sum
 
 Choose = Callable[[np.ndarray], int]  # log weights of the candidates, of any shape -> the flat index of one
 

@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import checks, columns, native
-from .backends import choose
-from .chart import Steps, inside
-from .columns import Layout
+from . import checks
+from .cpp import native
+from .dispatch import choose
+from .lengths import length_mask
 from .nondeterministic import nondeterministic_weights
-from .rows import History, pack, unpack
-from .steps import action_gradients, action_steps, log_gradients, scaled_steps
+from .pytorch import columns
+from .pytorch.chart import Steps
+from .pytorch.columns import Layout
+from .pytorch.steps import action_gradients, action_steps, log_gradients, scaled_steps
+from .transitions import History, pack, unpack
 
 
 class _Buffer:
@@ -122,7 +125,7 @@ def _still_where_ended(call: _Call, rows: Tensor) -> Tensor:
     """Beyond the lengths, the step that changes nothing."""
     if call.lengths is None:
         return rows
-    counts = inside(call.lengths, rows.shape[1])
+    counts = length_mask(call.lengths, rows.shape[1])
     if call.superposition:
         return rows.where(counts[..., None], rows.new_tensor([0.0, 1.0, 0.0]))
     Q, S = call.layout
@@ -134,7 +137,7 @@ def _still_where_ended(call: _Call, rows: Tensor) -> Tensor:
 def _row_gradients(call: _Call, steps: Steps, found: Steps) -> Tensor:
     grad = action_gradients(found) if call.superposition else pack(*log_gradients(steps, found, call.layout.Q))
     if call.lengths is not None:
-        counts = inside(call.lengths, steps.push.shape[0])
+        counts = length_mask(call.lengths, steps.push.shape[0])
         grad = grad.where(counts[(...,) + (None,) * (grad.dim() - 2)], 0.0)
     return grad
 
@@ -357,7 +360,7 @@ class NondeterministicState(_State):
         steps = history.steps()
         weights = nondeterministic_weights(*unpack(steps), backend=self._backend)[:, self.length :]
         if lengths is not None:
-            weights = weights.where(inside(lengths, rows.shape[1])[..., None, None, None], 0.0)
+            weights = weights.where(length_mask(lengths, rows.shape[1])[..., None, None, None], 0.0)
         T, history = self.length + rows.shape[1], History(None, steps, None)
         return weights, NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import chart, checks, native, reference, torch_backend
-from .backends import choose
+from . import checks, reference
+from .cpp import native
+from .dispatch import choose
+from .lengths import length_mask
+from .pytorch import operators as torch_backend
 from .registration import SECOND_DERIVATIVES, Operator
 
 
@@ -43,8 +46,8 @@ def _reference(actions: Tensor, lengths: Tensor | None) -> Tensor:
     checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
     if lengths is None:
         return reference.superposition_weights(actions)
-    inside = chart.inside(lengths, actions.shape[1])[..., None]
-    return reference.superposition_weights(actions.where(inside, 0.0)).where(inside, 0.0)
+    mask = length_mask(lengths, actions.shape[1])[..., None]
+    return reference.superposition_weights(actions.where(mask, 0.0)).where(mask, 0.0)
 
 
 _op = Operator("superposition_weights", "(Tensor actions, Tensor? lengths, str backend) -> Tensor")

@@ -21,7 +21,7 @@ from ..text.lines import read_text
 from .architectures import ModelOptions, TransformerOptions, build_language_model
 from .experiment import config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
-from .parallel import find_device
+from .processes import find_device
 from .run import Run
 
 

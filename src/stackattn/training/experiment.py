@@ -12,7 +12,7 @@ from torch import nn
 
 from .config import ConfigError, from_values
 from .loop import Task, TrainingConfig, Watcher, train
-from .parallel import Processes
+from .processes import Processes
 from .run import Run, RunError
 
 T = TypeVar("T")

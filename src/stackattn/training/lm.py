@@ -21,7 +21,7 @@ from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
 from .experiment import check_corpus, config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
-from .parallel import find_device
+from .processes import find_device
 from .run import Run
 
 EVALUATION_TOKENS = 2048  # of a batch without gradients

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from .parallel import PRECISIONS, Processes, autocast
+from .processes import PRECISIONS, Processes, autocast
 from .run import Run, RunError, peak_memory
 from .schedule import EarlyStopping, Plateau
 

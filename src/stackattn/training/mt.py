@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from ..models import Seq2SeqConfig, Seq2SeqTransformer
 from ..models.saving import save
 from ..text.batching import pad, token_batches
-from ..text.parallel_corpus import REPORT, corpus_digest, read_split
+from ..text.bitext_corpus import REPORT, corpus_digest, read_split
 from ..text.pieces import PieceTokenizer
 from .experiment import check_corpus, config_of, in_section, perplexity
 from .loop import TrainingConfig

@@ -16,12 +16,12 @@ from ..models import Seq2SeqTransformer
 from ..models.generation import beam_search
 from ..models.saving import load
 from ..text.batching import pad, token_batches
+from ..text.bitext import normalise
 from ..text.byte_pairs import INSTALL
-from ..text.parallel import normalise
 from ..text.pieces import PieceTokenizer
 from .experiment import model_folder, perplexity
 from .mt import Pairs
-from .parallel import find_device
+from .processes import find_device
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .chart import Chart, Number, Steps, fill, inside, walk_back
+from ..lengths import length_mask
+from .chart import Chart, Number, Steps, fill, walk_back
 from .extended import Extended
 from .steps import action_gradients, action_steps, log_gradients, neutral, scaled_steps
 
@@ -27,7 +28,7 @@ def nondeterministic(
         weights[..., b : b + 1, :] = _normalise(exact)[0]
     weights = weights.permute(3, 0, 4, 1, 2)
     if lengths is not None:
-        weights = weights.where(inside(lengths, log_push.shape[1])[..., None, None, None], 0.0)
+        weights = weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
     return weights, chart.memory
 
 
@@ -54,7 +55,7 @@ def nondeterministic_backward(
     inputs = neutral(log_push, log_replace, log_pop, lengths)
     grad = grad.double()
     if lengths is not None:
-        grad = grad.where(inside(lengths, T)[..., None, None, None], 0.0)
+        grad = grad.where(length_mask(lengths, T)[..., None, None, None], 0.0)
     steps = scaled_steps(*inputs, extended=False)
     chart = Chart(memory, T, B, Q, S) if memory.numel() else fill(steps, Q)
     results = gradients(steps, chart, grad)
@@ -86,14 +87,14 @@ def _mass(chart: Chart) -> Number:
 def _not_vouched(chart: Chart, lengths: Tensor | None) -> list[int]:
     good = _mass(chart) >= SMALLEST_MASS  # (n, B)
     if lengths is not None:
-        good |= ~inside(lengths, good.shape[0]).T
+        good |= ~length_mask(lengths, good.shape[0]).T
     return (~good.all(0)).nonzero()[:, 0].tolist()
 
 
 def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
     chart = fill(action_steps(actions, lengths), 1, superposition=True)
     weights = chart.F[1:, 0, 0, :, 2:].transpose(0, 1)  # (B, T, T)
-    return weights if lengths is None else weights.where(inside(lengths, actions.shape[1])[..., None], 0.0)
+    return weights if lengths is None else weights.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
 
 
 def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
@@ -101,7 +102,7 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     chart = fill(steps, 1, superposition=True)
     grad = grad.double()
     if lengths is not None:
-        grad = grad.where(inside(lengths, actions.shape[1])[..., None], 0.0)
+        grad = grad.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
     dF = torch.zeros_like(chart.F)
     dF[1:, 0, 0, :, 2:] = grad.transpose(0, 1)
     return action_gradients(walk_back(steps, chart, dF, superposition=True))

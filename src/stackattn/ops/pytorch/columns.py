@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .chart import Steps, inside
-from .torch_backend import SMALLEST_MASS
+from ..lengths import length_mask
+from .chart import Steps
+from .operators import SMALLEST_MASS
 
 
 def _padded(n):
@@ -150,7 +151,7 @@ def extend(
     mass = rows.sum((2, 3, 4), keepdim=True)
     vouched = mass >= SMALLEST_MASS
     if lengths is not None:
-        vouched |= ~inside(lengths, c)[..., None, None, None]
+        vouched |= ~length_mask(lengths, c)[..., None, None, None]
     return pack(dense, layout, T), _masked(rows / mass, lengths), bool(vouched.all())
 
 
@@ -223,4 +224,4 @@ def _grown(dense: Dense, c: int, superposition: bool) -> Dense:
 
 
 def _masked(rows: Tensor, lengths: Tensor | None) -> Tensor:
-    return rows if lengths is None else rows.where(inside(lengths, rows.shape[1])[..., None, None, None], 0.0)
+    return rows if lengths is None else rows.where(length_mask(lengths, rows.shape[1])[..., None, None, None], 0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import checks
-from .backends import _kernel  # pyright: ignore[reportAttributeAccessIssue]
+from .. import checks
+from ..dispatch import _kernel  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..analysis.curves import LABELS
-from ..models.paper import COUNTS
+from ..cli.reproduce import TRANSFORMERS, Cell
 from ..training import Run
 from ..training.sweep import best_of
-from .reproduce import TRANSFORMERS, Cell
+from .models import COUNTS
 from .tables import measured, number, publish
 
 SEARCH = {"beam_size": 4, "max_tokens": 256}

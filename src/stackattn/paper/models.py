@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .lstm import LSTMLM, LSTMConfig
-from .transformer import Seq2SeqConfig, Seq2SeqTransformer, TransformerLM, TransformerLMConfig
+from ..models.lstm import LSTMLM, LSTMConfig
+from ..models.transformer import Seq2SeqConfig, Seq2SeqTransformer, TransformerLM, TransformerLMConfig
 
 ARCHITECTURES = ("LSTM", "LSTM+Sup", "LSTM+Nd", "Tf", "Tf+Sup", "Tf+Nd")
 Config = LSTMConfig | TransformerLMConfig | Seq2SeqConfig

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..analysis.curves import LABELS
+from ..cli.reproduce import Cell
 from ..files import write_json
-from ..models.paper import ARCHITECTURES, COUNTS
 from ..training import Run
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
-from .reproduce import Cell
+from .models import ARCHITECTURES, COUNTS
 from .tables import measured, number, publish
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from .extended import Extended
 
@@ -188,8 +187,3 @@ def _stacked(push: Number, replace: Number) -> Number:
 def _one(like: Number) -> Number:
     one = torch.ones((), dtype=torch.float64, device="cpu")
     return Extended.of(one) if isinstance(like, Extended) else one
-
-
-def inside(lengths: Tensor, T: int) -> Tensor:
-    """(B, T): which steps lie inside the lengths."""
-    return torch.arange(T, device=lengths.device) < lengths.long()[:, None]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..files import whole_folder, write_json, write_text
-from .parallel import Filters, Pair, select
+from .bitext import Filters, Pair, select
 from .pieces import PieceTokenizer, learn_pieces
 
 SPLITS = ("train", "validation", "test")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.curves import LABELS
+from ..cli.reproduce import Cell
 from ..files import write_json
 from ..training import Run
 from ..training.cfl import CFLConfig, evaluate_run
 from ..training.experiment import config_of
 from ..training.sweep import best_of
-from .reproduce import Cell
 from .tables import measured, number, publish
 
 TEST_LENGTHS = (40, 100)

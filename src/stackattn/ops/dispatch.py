@@ -14,7 +14,7 @@ import torch
 _kernel: ModuleType | None = None
 _KERNEL_ERROR: ImportError | None = None
 try:  # not `from . import`, which does not tell a missing module from a broken one
-    _kernel = importlib.import_module("._kernel", __package__)
+    _kernel = importlib.import_module(".cpp._kernel", __package__)
 except ImportError as error:
     _KERNEL_ERROR = error
 

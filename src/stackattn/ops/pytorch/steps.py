@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .chart import Steps, inside
+from ..lengths import length_mask
+from .chart import Steps
 from .extended import Extended
 
 
@@ -14,7 +15,7 @@ def neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Ten
     inputs = [log_push, log_replace, log_pop]
     if lengths is None:
         return inputs
-    mask = inside(lengths, log_push.shape[1])
+    mask = length_mask(lengths, log_push.shape[1])
     return [x.where(mask[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in inputs]
 
 
@@ -39,7 +40,7 @@ def log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Ten
 
 def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
     if lengths is not None:
-        actions = actions.where(inside(lengths, actions.shape[1])[..., None], 0.0)
+        actions = actions.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
     return Steps(*(x[..., None] for x in actions.double().transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each
 
 

@@ -1,0 +1,1 @@
+"""The charts in C++ for the CPU."""

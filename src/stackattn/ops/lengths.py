@@ -1,0 +1,11 @@
+"""The mask of sequences of different lengths in one batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def length_mask(lengths: Tensor, T: int) -> Tensor:
+    """(B, T): True for the steps within the lengths."""
+    return torch.arange(T, device=lengths.device) < lengths.long()[:, None]

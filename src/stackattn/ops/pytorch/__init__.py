@@ -1,0 +1,1 @@
+"""The charts in plain PyTorch, for any device."""

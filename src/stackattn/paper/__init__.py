@@ -1,0 +1,1 @@
+"""What exists only because of the paper."""
