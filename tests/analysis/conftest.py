@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from stackattn.config import from_values, to_values
 from stackattn.models import save
 from stackattn.training.cfl import CFLConfig, build_model
-from stackattn.training.config import from_values, to_values
 
 MODELS = {
     "tf-nd": {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2},

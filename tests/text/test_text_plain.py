@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stackattn.lines import read_lines
 from stackattn.text.byte_pairs import load_model, train_model
-from stackattn.text.lines import read_lines
 from stackattn.text.plain import Counts, drop_long, split_sentences, to_pieces, to_sentences
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
 

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from stackattn.config import from_values
 from stackattn.text.bitext_corpus import Preparation, prepare
-from stackattn.training.config import from_values
 from stackattn.training.mt import MTConfig
 
 WORDS = ("ba", "do", "fi", "gu", "ke", "lo", "mi", "nu")

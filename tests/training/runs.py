@@ -8,9 +8,9 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from stackattn.config import from_values
 from stackattn.training import Run, run_experiment
 from stackattn.training.cfl import CFLConfig
-from stackattn.training.config import from_values
 
 LANGUAGE = {
     "name": "unmarked-reversal",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from stackattn.config import from_values, to_values
 from stackattn.paper.models import ARCHITECTURES, COUNTS
 from stackattn.training import ConfigError, load_config
 from stackattn.training.architectures import LSTMOptions, TransformerOptions
 from stackattn.training.cfl import CFLConfig, LanguageOptions, build_model
-from stackattn.training.config import from_values, to_values
 from stackattn.training.lm import LMConfig
 from stackattn.training.mt import MTConfig
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from runs import outcome
 
+from stackattn.config import from_values
 from stackattn.models import TransformerLM
 from stackattn.paper.models import ARCHITECTURES, COUNTS
 from stackattn.text.corpus import write_corpus
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
 from stackattn.training import ConfigError, Run, RunError, load_config, loop, run_experiment
-from stackattn.training.config import from_values
 from stackattn.training.lm import (
     CorpusOptions,
     LMConfig,

@@ -12,10 +12,10 @@ from reversal import experiment, make_corpus
 from runs import outcome, processes, train_in_process
 from torch import nn
 
+from stackattn.config import from_values, load_config
 from stackattn.paper.models import COUNTS, MT_TYPES, count_parameters
 from stackattn.text.bitext_corpus import read_split
 from stackattn.training import ConfigError, Run, run_experiment
-from stackattn.training.config import from_values, load_config
 from stackattn.training.mt import CorpusOptions, MTConfig, MTTask, build_model, read_test_set
 from stackattn.training.translator import Translator
 

@@ -14,9 +14,9 @@ import torch
 from runs import processes, tiny
 from safetensors.torch import load_file
 
+from stackattn.config import from_values, to_values
 from stackattn.training import Run, TrainingConfig, run_experiment
 from stackattn.training.cfl import CFLConfig, CFLTask
-from stackattn.training.config import from_values, to_values
 from stackattn.training.processes import Processes
 from stackattn.training.run import RunError
 

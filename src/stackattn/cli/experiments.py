@@ -145,7 +145,7 @@ def run_action(command: str, experiment: str, args: argparse.Namespace, actions:
 
 
 def _read_config(cls: type, args: argparse.Namespace) -> Any:
-    from ..training.config import from_values, load_config
+    from ..config import from_values, load_config
     from ..training.experiment import config_of
 
     if args.config is None and not args.set and getattr(args, "resume", False):

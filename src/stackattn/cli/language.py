@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..text.lines import decode_lines, read_lines
+from ..lines import decode_lines, read_lines
 
 if TYPE_CHECKING:
     from stackattn.languages import Language

@@ -146,6 +146,6 @@ def _token_rows(
 
 
 def _lines(file: str) -> list[str]:
-    from ..text.lines import decode_lines, read_lines
+    from ..lines import decode_lines, read_lines
 
     return list(decode_lines(sys.stdin.buffer, "standard input") if file == "-" else read_lines(file))

@@ -64,10 +64,10 @@ def prepare_treebank(args: argparse.Namespace) -> int:
 
 def prepare_plain(args: argparse.Namespace) -> int:
     from ..files import check_new
+    from ..lines import read_lines
     from ..text import plain
     from ..text.byte_pairs import train_model
     from ..text.corpus import SPLITS, write_corpus
-    from ..text.lines import read_lines
     from ..text.vocabulary import CLASSES, count_vocabulary
     from .progress import track
 

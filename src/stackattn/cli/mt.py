@@ -110,8 +110,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _translate(args: argparse.Namespace) -> int:
+    from ..lines import decode_lines
     from ..text.bitext import read_sentences
-    from ..text.lines import decode_lines
 
     translator = _translator(args.model, args)
     standard = args.file == "-"

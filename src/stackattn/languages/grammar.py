@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..text.lines import read_text
+from ..lines import read_text
 from .closure import ClosedGrammar, close
 from .inside import inside
 from .language import Entropy, Language, String, check_generator, check_integer

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from .lines import read_lines
+from ..lines import read_lines
 
 Pair = tuple[str, str]
 """A source sentence and its translation."""

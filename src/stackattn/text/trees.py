@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .lines import read_lines
+from ..lines import read_lines
 
 EMPTY = "-NONE-"
 _TOKEN = re.compile(r"[()]|[^\s()]+")

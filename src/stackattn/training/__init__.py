@@ -1,6 +1,6 @@
 """Training: one loop for all tasks, runs that survive being killed, schedules, and the tasks themselves."""
 
-from .config import ConfigError, load_config
+from ..config import ConfigError, load_config
 from .experiment import run_experiment
 from .loop import TrainingConfig, train
 from .run import Run, RunError

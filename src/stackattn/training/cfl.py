@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..languages import PCFG, Dataset, Language, evaluation_set, is_grammar_file, language, training_sets
+from ..lines import read_text
 from ..models import LSTMLM, TransformerLM
 from ..models.saving import load, save
-from ..text.lines import read_text
 from .architectures import ModelOptions, TransformerOptions, build_language_model
 from .experiment import config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig

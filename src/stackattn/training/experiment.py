@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
-from .config import ConfigError, from_values
+from ..config import ConfigError, from_values
 from .loop import Task, TrainingConfig, Watcher, train
 from .processes import Processes
 from .run import Run, RunError

@@ -31,8 +31,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ..config import from_values, to_values
 from ..files import remove_partial, write_atomically, write_json, write_text
-from .config import from_values, to_values
 
 try:
     import fcntl

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from ..text.lines import read_text
+from .lines import read_text
 
 T = TypeVar("T")
 
