@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .models.saving import load, save
     from .ops import (
+        AutomatonRun,
         NondeterministicState,
         Operation,
-        Run,
         SuperpositionState,
         backends,
         best_runs,
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutomatonRun",
     "NondeterministicState",
     "Operation",
-    "Run",
     "SuperpositionState",
     "backends",
     "best_runs",

@@ -9,7 +9,7 @@ import torch
 from oracles import enumerate_runs, hard_transitions, random_steps, random_transitions
 
 from stackattn.ops.pytorch.log_chart import log_chart, log_sum
-from stackattn.ops.runs import Operation, Run, best_runs, sample_runs
+from stackattn.ops.runs import AutomatonRun, Operation, best_runs, sample_runs
 
 
 def seeded(seed=0):
@@ -120,7 +120,7 @@ def test_lengths():
         (alone,) = best_runs(*(x[b : b + 1, :length] for x in inputs))
         assert bests[b] == alone
         assert {len(run.operations) for run in samples[b]} == {length}
-    assert bests[2] == Run((), 0.0)
+    assert bests[2] == AutomatonRun((), 0.0)
 
 
 def test_samples_repeat_with_the_seed():
@@ -157,7 +157,7 @@ def test_low_precision_and_gradients():
 
 def test_replay_and_text():
     operations = [("push", 1, 2), ("replace", 0, 1), ("push", 0, 0), ("pop", 1), ("pop", 0), ("replace", 2, 2)]
-    run = Run(tuple(Operation(*operation) for operation in operations), -1.5)
+    run = AutomatonRun(tuple(Operation(*operation) for operation in operations), -1.5)
     assert run.stacks() == [
         [(-1, 0), (0, 2)],
         [(-1, 0), (0, 1)],

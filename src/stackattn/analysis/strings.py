@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..languages import Language
 from ..languages import language as make_language
-from ..ops import Run
+from ..ops import AutomatonRun
 from .real_stack import real_tops
 from .traces import NondeterministicTrace, StackTrace, watch_stacks
 
@@ -61,7 +61,7 @@ def with_bos(language: Language, strings: Tensor) -> Tensor:
     return torch.cat([strings.new_full((len(strings), 1), len(language.symbols)), strings], dim=1)
 
 
-def some_runs(trace: StackTrace, seed: int = 0) -> list[tuple[str, Run]]:
+def some_runs(trace: StackTrace, seed: int = 0) -> list[tuple[str, AutomatonRun]]:
     """The best run and a few sampled ones of a trace's first sequence, with their names."""
     samples = trace.sample_runs(SAMPLED_RUNS, torch.Generator().manual_seed(seed))[0]
     return [("best run", trace.best_runs()[0]), *((f"sampled run {i}", run) for i, run in enumerate(samples, 1))]
@@ -143,7 +143,7 @@ def _describe_stack(trace: StackTrace, seed: int, split: bool) -> dict[str, Any]
     return found
 
 
-def _describe_run(name: str, run: Run, trace: StackTrace, first: int) -> dict[str, Any]:
+def _describe_run(name: str, run: AutomatonRun, trace: StackTrace, first: int) -> dict[str, Any]:
     """Each step as its action (a place in the ACTIONS), the state and the symbol; None where nothing is read."""
     kinds = ("push", "replace", "pop")
     steps = [

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ..models.lstm import LSTMLM
 from ..nn import Nondeterministic, NondeterministicStackAttention, SuperpositionStackAttention, parse_layers
-from ..ops import Operation, Run, best_runs, nondeterministic_weights, sample_runs, superposition_weights
+from ..ops import AutomatonRun, Operation, best_runs, nondeterministic_weights, sample_runs, superposition_weights
 from ..ops.pytorch.log_chart import log_chart, log_sum
-from ..ops.transitions import unpack
+from ..ops.transitions import split_transitions
 from .contents import nondeterministic_contents, superposition_contents
 
 
@@ -53,11 +53,11 @@ class StackTrace(ABC):
         """(B,): the log of the weight of all runs together, beside which that of a single run may be seen."""
 
     @abstractmethod
-    def best_runs(self) -> list[Run]:
+    def best_runs(self) -> list[AutomatonRun]:
         """The run of the largest weight of each sequence."""
 
     @abstractmethod
-    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[Run]]:
+    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
         """Runs of each sequence, drawn in proportion to their weights."""
 
 
@@ -80,10 +80,10 @@ class SuperpositionTrace(StackTrace):
     def log_totals(self) -> Tensor:
         return self.probabilities.new_zeros(len(self.probabilities))
 
-    def best_runs(self) -> list[Run]:
+    def best_runs(self) -> list[AutomatonRun]:
         return [_actions_as_run(p, p.argmax(-1)) for p in self.probabilities]
 
-    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[Run]]:
+    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
         return [
             [_actions_as_run(p, torch.multinomial(p, 1, generator=generator)[:, 0]) for _ in range(num_samples)]
             for p in self.probabilities
@@ -126,10 +126,10 @@ class NondeterministicTrace(StackTrace):
         """(B, T + 1, Q, S): the log of the weight of all runs up to each time, by where they end."""
         return log_chart(*self.transitions, log_sum).alpha
 
-    def best_runs(self) -> list[Run]:
+    def best_runs(self) -> list[AutomatonRun]:
         return best_runs(*self.transitions)
 
-    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[Run]]:
+    def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
         return sample_runs(*self.transitions, num_samples, generator=generator)
 
 
@@ -189,7 +189,7 @@ def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
     if not isinstance(spec, Nondeterministic):
         return [_trace("the LSTM's stack", 1, [logits.softmax(-1)])]
     Q, S = spec.num_states, spec.num_symbols
-    return [_trace("the LSTM's stack", 1, list(unpack(logits.unflatten(-1, (Q, S, -1)))))]
+    return [_trace("the LSTM's stack", 1, list(split_transitions(logits.unflatten(-1, (Q, S, -1)))))]
 
 
 def _trace(name: str, first: int, parts: list[Tensor]) -> StackTrace:
@@ -209,7 +209,7 @@ def _layer_name(path: str) -> str:
     return f"{part} layer {int(number[1]) + 1}".strip() if number else path
 
 
-def _actions_as_run(probabilities: Tensor, actions: Tensor) -> Run:
+def _actions_as_run(probabilities: Tensor, actions: Tensor) -> AutomatonRun:
     kinds = ("push", "replace", "pop")
     operations = tuple(_Action(kinds[a], 0, None if a == 2 else 0) for a in actions.tolist())
     return _ActionRun(operations, probabilities.gather(-1, actions[:, None]).log().sum().item())
@@ -222,7 +222,7 @@ class _Action(Operation):
         return "no-op" if self.kind == "replace" else self.kind
 
 
-class _ActionRun(Run):
+class _ActionRun(AutomatonRun):
     """A run of a superposition stack: popping nothing changes nothing."""
 
     def stacks(self) -> list[list[tuple[int, int]]]:

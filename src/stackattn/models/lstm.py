@@ -123,7 +123,7 @@ class _NondeterministicStack(_StackMaps):
         actions, value = self.choose(hidden, maps)
         rows = actions.reshape(-1, 1, Q, S, 2 * Q * S + Q)
         lengths = None if taken is None else taken.long()
-        weights, stack = state.stack.extend_rows(rows, lengths)  # (B, 1, i, Q, S)
+        weights, stack = state.stack.extend_joined(rows, lengths)  # (B, 1, i, Q, S)
         values = torch.cat([state.values, value[:, None]], dim=1)
         reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)  # (B, Q * S * m)
         if taken is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
-from ..ops.transitions import unpack
+from ..ops.transitions import split_transitions
 from .checks import check_positive, check_vectors
 from .state import State, without_padding
 
@@ -191,7 +191,7 @@ class NondeterministicStackAttention(_StackAttention):
     ):
         """x (B, T, d_model); what lies beyond `lengths` (B,) is not read."""
         x = self._enter(x, lengths)
-        transitions = unpack(self._rows(x))
+        transitions = split_transitions(self._rows(x))
         weights = nondeterministic_weights(*transitions, self._lengths(lengths))  # (B * heads, T, T + 1, Q, S)
         values = torch.cat([self._bottom(x.shape[0]), self._values(x)], dim=1)
         y = self.to_output(self._readings(weights, values))
@@ -206,7 +206,7 @@ class NondeterministicStackAttention(_StackAttention):
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         x = self._enter(x, lengths)
-        weights, stack = _stack_of(state, NondeterministicState).extend_rows(self._rows(x), self._lengths(lengths))
+        weights, stack = _stack_of(state, NondeterministicState).extend_joined(self._rows(x), self._lengths(lengths))
         values = torch.cat([state.values, self._values(x)], dim=1)
         return self.to_output(self._readings(weights, values)), StackState(stack, values, self.heads)
 

@@ -2,14 +2,14 @@
 
 from .dispatch import backends
 from .nondeterministic import nondeterministic_weights
-from .runs import Operation, Run, best_runs, sample_runs
+from .runs import AutomatonRun, Operation, best_runs, sample_runs
 from .states import NondeterministicState, SuperpositionState
 from .superposition import superposition_weights
 
 __all__ = [
+    "AutomatonRun",
     "NondeterministicState",
     "Operation",
-    "Run",
     "SuperpositionState",
     "backends",
     "best_runs",

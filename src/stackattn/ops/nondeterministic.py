@@ -12,7 +12,7 @@ from .lengths import length_mask
 from .pytorch import chart
 from .pytorch import operators as torch_backend
 from .pytorch.steps import neutral
-from .registration import SECOND_DERIVATIVES, Operator
+from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
 def nondeterministic_weights(
@@ -125,7 +125,7 @@ def _(inputs, memory, backend, grad):
     return _op_backward(grad, *inputs, *memory, backend)
 
 
-_op_backward.without_gradient(SECOND_DERIVATIVES)
+_op_backward.without_gradient(NO_SECOND_DERIVATIVES)
 
 
 @_op.batched

@@ -14,7 +14,7 @@ import torch
 
 _library = torch.library.Library("stackattn", "DEF")
 
-SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass once more; backend='reference' can"
+NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass once more; backend='reference' can"
 
 
 class Operator:

@@ -31,7 +31,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Run:
+class AutomatonRun:
     """One operation per step, and the sum of their log weights."""
 
     operations: tuple[Operation, ...]
@@ -66,7 +66,9 @@ class Run:
         return "\n".join(lines)
 
 
-def best_runs(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None) -> list[Run]:
+def best_runs(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None
+) -> list[AutomatonRun]:
     """The run of the largest weight of each sequence; among equals always the same one.
 
     Log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q), where -inf forbids a transition; steps from lengths[b] on are
@@ -85,7 +87,7 @@ def sample_runs(
     num_samples: int,
     lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
-) -> list[list[Run]]:
+) -> list[list[AutomatonRun]]:
     """`num_samples` independent runs of each sequence, drawn exactly in proportion to their weights.
 
     Arguments as for `best_runs`. A seeded `generator` makes the samples repeatable.
@@ -140,7 +142,7 @@ class _Tracer:
         if alpha[self.length].max() == -np.inf:
             raise ValueError(f"sequence {index} has no run: every run dies within its {self.length} steps")
 
-    def run(self, choose: Choose) -> Run:
+    def run(self, choose: Choose) -> AutomatonRun:
         Q, S = self.num_states, self.num_symbols
         operations: list[Operation] = [Operation("pop", 0)] * self.length
         returns = []  # (k, t, u, y, r): a stretch P[k -> t][u, y -> r] whose operations are still to be found
@@ -180,7 +182,7 @@ class _Tracer:
                     returns.append((j, j + 2 + k, p, w, o))
                     j, p = j + 2 + k, o
             operations[t - 1] = Operation("pop", r)
-        return Run(tuple(operations), self._log_weight(operations))
+        return AutomatonRun(tuple(operations), self._log_weight(operations))
 
     def _log_weight(self, operations: list[Operation]) -> float:
         q, symbols, terms = 0, [0], []

@@ -26,7 +26,7 @@ from .pytorch import columns
 from .pytorch.chart import Steps
 from .pytorch.columns import Layout
 from .pytorch.steps import action_gradients, action_steps, log_gradients, scaled_steps
-from .transitions import History, pack, unpack
+from .transitions import History, join_transitions, split_transitions
 
 
 class _Buffer:
@@ -58,7 +58,7 @@ class _Call:
     backend: str
     lengths: Tensor | None
     buffer: _Buffer
-    vouched: bool = True  # whether plain doubles can vouch for the weights
+    in_range: bool = True  # whether plain doubles can vouch for the weights
 
 
 class _Extend(torch.autograd.Function):
@@ -96,10 +96,10 @@ class _Extend(torch.autograd.Function):
 def _extend(state: Tensor, rows: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
     data = call.buffer.data
     if call.backend == "cpp":
-        weights, call.vouched = native.extend(data, call, rows)
+        weights, call.in_range = native.extend(data, call, rows)
     else:
         steps = _steps(call, rows)
-        new, weights, call.vouched = columns.extend(
+        new, weights, call.in_range = columns.extend(
             state, call.layout, call.before, steps, call.lengths, call.superposition
         )
         size = call.layout.size(call.before)
@@ -118,7 +118,7 @@ def _same_place(one: Tensor, other: Tensor) -> bool:
 
 def _steps(call: _Call, rows: Tensor) -> Steps:
     rows = _still_where_ended(call, rows)
-    return action_steps(rows, None) if call.superposition else scaled_steps(*unpack(rows), extended=False)
+    return action_steps(rows, None) if call.superposition else scaled_steps(*split_transitions(rows), extended=False)
 
 
 def _still_where_ended(call: _Call, rows: Tensor) -> Tensor:
@@ -135,7 +135,9 @@ def _still_where_ended(call: _Call, rows: Tensor) -> Tensor:
 
 
 def _row_gradients(call: _Call, steps: Steps, found: Steps) -> Tensor:
-    grad = action_gradients(found) if call.superposition else pack(*log_gradients(steps, found, call.layout.Q))
+    grad = (
+        action_gradients(found) if call.superposition else join_transitions(*log_gradients(steps, found, call.layout.Q))
+    )
     if call.lengths is not None:
         counts = length_mask(call.lengths, steps.push.shape[0])
         grad = grad.where(counts[(...,) + (None,) * (grad.dim() - 2)], 0.0)
@@ -329,10 +331,10 @@ class NondeterministicState(_State):
             Attention weights (B, c, length + c + 1, Q, S), and the new state.
         """
         checks.check_transitions(log_push, log_replace, log_pop, lengths)
-        return self.extend_rows(pack(log_push, log_replace, log_pop), lengths)
+        return self.extend_joined(join_transitions(log_push, log_replace, log_pop), lengths)
 
-    def extend_rows(self, rows: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, NondeterministicState]:
-        """The same from one tensor (B, c, Q, S, Q S + Q S + Q), see `pack`. The state keeps it: it must not change."""
+    def extend_joined(self, rows: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, NondeterministicState]:
+        """Like `extend`, from the result of `join_transitions`. The state keeps the tensor: do not modify it."""
         Q, S = self._layout
         self._check_batch("log_push", rows)
         if rows.shape[2:] != (Q, S, 2 * Q * S + Q):
@@ -345,7 +347,7 @@ class NondeterministicState(_State):
             return rows.new_zeros(self.batch_size, 0, self.length + 1, Q, S), self
         if self._buffer.filled >= 0:
             weights, state, call = self._take(rows, lengths, superposition=False)
-            if call.vouched:
+            if call.in_range:
                 state._history = History(self._history, _still_where_ended(call, rows), None)
                 return weights, state
         return self._extend_exactly(rows, lengths)
@@ -358,7 +360,7 @@ class NondeterministicState(_State):
         call = _Call(self._layout, self.length, False, self._backend, lengths, nothing)
         history = History(self._history, _still_where_ended(call, rows), None)
         steps = history.steps()
-        weights = nondeterministic_weights(*unpack(steps), backend=self._backend)[:, self.length :]
+        weights = nondeterministic_weights(*split_transitions(steps), backend=self._backend)[:, self.length :]
         if lengths is not None:
             weights = weights.where(length_mask(lengths, rows.shape[1])[..., None, None, None], 0.0)
         T, history = self.length + rows.shape[1], History(None, steps, None)
@@ -366,7 +368,7 @@ class NondeterministicState(_State):
 
     @staticmethod
     def _check_numbers(rows: Tensor, lengths: Tensor | None) -> None:
-        for name, x in zip(("log_push", "log_replace", "log_pop"), unpack(rows.detach()), strict=True):
+        for name, x in zip(("log_push", "log_replace", "log_pop"), split_transitions(rows.detach()), strict=True):
             checks.check_numbers(name, x, lengths, minus_infinity=True)
 
 

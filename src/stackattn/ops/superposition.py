@@ -10,7 +10,7 @@ from .cpp import native
 from .dispatch import choose
 from .lengths import length_mask
 from .pytorch import operators as torch_backend
-from .registration import SECOND_DERIVATIVES, Operator
+from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
 def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -93,7 +93,7 @@ def _(inputs, memory, backend, grad):
     return (_op_backward(grad, *inputs, backend),)
 
 
-_op_backward.without_gradient(SECOND_DERIVATIVES)
+_op_backward.without_gradient(NO_SECOND_DERIVATIVES)
 
 
 @_op.batched

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 
-def pack(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
+def join_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
     """The transitions from each state and symbol as one row, (B, c, Q, S, Q S + Q S + Q): push, replace, pop."""
     return torch.cat([log_push.flatten(4), log_replace.flatten(4), log_pop], dim=-1)
 
 
-def unpack(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def split_transitions(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Q, S = rows.shape[2:4]
     push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
     return push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop

@@ -38,7 +38,7 @@ def _kernel_call(
     if lengths is not None:
         lengths = lengths.contiguous()
     try:
-        argument, sequence, step, vouched = getattr(_kernel, name)(
+        argument, sequence, step, in_range = getattr(_kernel, name)(
             sizes,
             0 if lengths is None else lengths.data_ptr(),
             torch.get_num_threads(),
@@ -50,7 +50,7 @@ def _kernel_call(
         raise MemoryError(f"not enough memory for the charts of {T} steps, {Q} states and {S} symbols") from None
     if argument:
         raise checks.bad_number(arguments[argument - 1], sequence, step, minus_infinity=arguments == _TRANSITIONS)
-    return vouched
+    return in_range
 
 
 def nondeterministic(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> Tensor:
@@ -103,8 +103,8 @@ def extend(data: Tensor, call, rows: Tensor) -> tuple[Tensor, bool]:
     wide = _wide(rows)
     T = call.before + c
     weights = wide.new_empty((B, c, T) if call.superposition else (B, c, T + 1, Q, S))
-    vouched = _state_call("extend", (B, c, Q, S), data, call, wide.dtype, wide.data_ptr(), weights.data_ptr())
-    return weights.to(rows.dtype), vouched
+    in_range = _state_call("extend", (B, c, Q, S), data, call, wide.dtype, wide.data_ptr(), weights.data_ptr())
+    return weights.to(rows.dtype), in_range
 
 
 def _as_gradient(x: Tensor) -> Tensor:

@@ -82,14 +82,14 @@ class Dense(NamedTuple):
     replace: Tensor  # (B, T, Q, S, Q, S)
 
 
-def unpack(state: Tensor, layout: Layout, T: int) -> Dense:
+def to_dense(state: Tensor, layout: Layout, T: int) -> Dense:
     positions = layout.positions(T, state.device)
     if state.shape[1] == 0:
         return Dense(*(state.new_zeros(state.shape[0], *at.shape) for at, _ in positions))
     return Dense(*(state[:, at.where(there, 0)].where(there, 0.0) for at, there in positions))
 
 
-def pack(dense: Dense, layout: Layout, T: int) -> Tensor:
+def to_flat(dense: Dense, layout: Layout, T: int) -> Tensor:
     """The first T steps of `dense`."""
     state = dense.P.new_zeros(dense.P.shape[0], layout.size(T))
     P, F, push, replace = dense
@@ -129,10 +129,10 @@ def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
 def extend(
     state: Tensor, layout: Layout, before: int, steps: Steps, lengths: Tensor | None, superposition: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and if doubles vouch for them."""
+    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and ."""
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
-    dense = _grown(unpack(state, layout, before), c, superposition)
+    dense = _grown(to_dense(state, layout, before), c, superposition)
     dense.push[:, before:] = steps.push.transpose(0, 1).reshape(B, c, Q, S, Q, S)
     dense.replace[:, before:] = steps.replace.transpose(0, 1).reshape(B, c, Q, S, Q, S)
     for t in range(before + 1, T + 1):
@@ -147,12 +147,12 @@ def extend(
         dense.F[:, :, t, t] = (column.alpha[:, None] @ steps.push[step]).reshape(B, Q, S).mT
     rows = dense.F[:, :, :, before + 1 :].permute(0, 3, 2, 4, 1)  # (B, c, T + 1, Q, S)
     if superposition:
-        return pack(dense, layout, T), _masked(rows[:, :, 1:], lengths), True
+        return to_flat(dense, layout, T), _masked(rows[:, :, 1:], lengths), True
     mass = rows.sum((2, 3, 4), keepdim=True)
-    vouched = mass >= SMALLEST_MASS
+    in_range = mass >= SMALLEST_MASS
     if lengths is not None:
-        vouched |= ~length_mask(lengths, c)[..., None, None, None]
-    return pack(dense, layout, T), _masked(rows / mass, lengths), bool(vouched.all())
+        in_range |= ~length_mask(lengths, c)[..., None, None, None]
+    return to_flat(dense, layout, T), _masked(rows / mass, lengths), bool(in_range.all())
 
 
 def retract(
@@ -168,10 +168,10 @@ def retract(
     """Gradients with respect to the state before and to the weights of the steps; `state` is the state after them."""
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
-    dense = unpack(state, layout, T)
+    dense = to_dense(state, layout, T)
     if not superposition:
         dense.F[:, 0, 0, 0, 0] = 1.0
-    grad = unpack(torch.zeros_like(state) if grad_after is None else grad_after, layout, T)
+    grad = to_dense(torch.zeros_like(state) if grad_after is None else grad_after, layout, T)
     if grad_weights is not None:
         grad_weights = _masked(grad_weights.double(), lengths)
         if superposition:
@@ -210,7 +210,7 @@ def retract(
         if t > 1:
             pop[step] = adjoint[:, -1]
     push, replace = (x[:, before:].reshape(B, c, Q * S, Q * S).transpose(0, 1) for x in (grad.push, grad.replace))
-    return pack(grad, layout, before), Steps(push, replace, pop)
+    return to_flat(grad, layout, before), Steps(push, replace, pop)
 
 
 def _grown(dense: Dense, c: int, superposition: bool) -> Dense:

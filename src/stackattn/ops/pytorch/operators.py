@@ -23,7 +23,7 @@ def nondeterministic(
     inputs = neutral(log_push, log_replace, log_pop, lengths)
     chart = fill(scaled_steps(*inputs, extended=False), Q)
     weights = _normalise(chart)[0]
-    for b in _not_vouched(chart, lengths):
+    for b in _out_of_range(chart, lengths):
         exact = fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
         weights[..., b : b + 1, :] = _normalise(exact)[0]
     weights = weights.permute(3, 0, 4, 1, 2)
@@ -59,7 +59,7 @@ def nondeterministic_backward(
     steps = scaled_steps(*inputs, extended=False)
     chart = Chart(memory, T, B, Q, S) if memory.numel() else fill(steps, Q)
     results = gradients(steps, chart, grad)
-    for b in _not_vouched(chart, lengths):
+    for b in _out_of_range(chart, lengths):
         steps = scaled_steps(*(x[b : b + 1] for x in inputs), extended=True)
         for result, exact in zip(results, gradients(steps, fill(steps, Q), grad[b : b + 1]), strict=True):
             result[b] = exact[0]
@@ -84,7 +84,7 @@ def _mass(chart: Chart) -> Number:
     return chart.F[1:, ..., 0].sum((1, 2))
 
 
-def _not_vouched(chart: Chart, lengths: Tensor | None) -> list[int]:
+def _out_of_range(chart: Chart, lengths: Tensor | None) -> list[int]:
     good = _mass(chart) >= SMALLEST_MASS  # (n, B)
     if lengths is not None:
         good |= ~length_mask(lengths, good.shape[0]).T

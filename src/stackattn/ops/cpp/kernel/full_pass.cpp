@@ -14,7 +14,7 @@ Report load(Chart<A>& chart, const IO* push, const IO* repl, const IO* pop) {
   return {};
 }
 
-bool vouched(const Chart<Linear>& chart) {
+bool in_range(const Chart<Linear>& chart) {
   for (int t = 1; t <= chart.n; ++t)
     if (!(chart.mass(t) >= kSmallestMass)) return false;
   return true;
@@ -90,7 +90,7 @@ Report nondeterministic_as(const Problem& p, const void* push, const void* repl,
       const Report problem = load(chart, in.push, in.repl, in.pop);
       if (problem.argument) return problem;
       chart.forward();
-      if (vouched(chart)) {
+      if (in_range(chart)) {
         store_weights(chart, p.steps, out);
         return Report{};
       }
@@ -125,7 +125,7 @@ Report nondeterministic_backward_as(const Problem& p, const void* push, const vo
       const Report problem = load(chart, in.push, in.repl, in.pop);
       if (problem.argument) return problem;
       chart.forward();
-      if (vouched(chart)) {
+      if (in_range(chart)) {
         walk_back<Linear, IO>(chart, p, grad_weights, s, grad_push, grad_repl, grad_pop);
         return Report{};
       }

@@ -15,7 +15,7 @@ struct Problem {
 struct Report {
   int argument = 0;  // 1, 2, 3: there is nan or +inf in push, replace or pop; 0: all is well
   int64_t sequence = 0, step = 0;
-  bool vouched = true;  // false: plain doubles cannot vouch for the state's weights, see docs/maths.md
+  bool in_range = true;  // false: plain doubles cannot vouch for the state's weights, see docs/maths.md
 };
 
 // The states of a batch, `stride` doubles apart, with `before` steps in them (columns.h has their form).

@@ -87,7 +87,7 @@ nb::tuple run(Call call) {
     nb::gil_scoped_release release;
     found = call();
   }
-  return nb::make_tuple(found.argument, found.sequence, found.step, found.vouched);
+  return nb::make_tuple(found.argument, found.sequence, found.step, found.in_range);
 }
 
 }  // namespace

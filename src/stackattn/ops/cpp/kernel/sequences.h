@@ -64,9 +64,9 @@ Report for_each_sequence(const Problem& problem, Body body) {
   if (exhausted) throw std::bad_alloc();
   Report all;
   for (int64_t s = problem.batch - 1; s >= 0; --s) {
-    const bool vouched = all.vouched && found[s].vouched;
+    const bool in_range = all.in_range && found[s].in_range;
     if (found[s].argument) all = {found[s].argument, s, found[s].step};
-    all.vouched = vouched;
+    all.in_range = in_range;
   }
   return all;
 }

@@ -72,7 +72,7 @@ Report extend_as(const Problem& p, const State& state, bool superposition, const
       if (ended) continue;
       const double mass = superposition ? 1 : columns.mass(t);
       if (!(mass >= kSmallestMass)) {
-        report.vouched = false;
+        report.in_range = false;
         return report;
       }
       for (int r = 0; r < Q; ++r)
