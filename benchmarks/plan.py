@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from stackattn.files import write_json, write_text
 from stackattn.paper.models import ARCHITECTURES, COUNTS, LANGUAGES, build, paper_config
-from stackattn.training.run import Run, environment, peak_memory
+from stackattn.training.run import TrainingRun, environment, peak_memory
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -60,7 +60,7 @@ def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
     }
     found: dict[tuple[str, str], list[int]] = {}
     for result in sorted(folder.rglob("result.json")):
-        run = Run(result.parent)
+        run = TrainingRun(result.parent)
         if (cell := names.get(run.folder.parts[-3:-1])) and (metrics := run.metrics()):
             found.setdefault(cell, []).append(metrics[-1]["epoch"])
     return found

@@ -11,7 +11,7 @@ from stackattn.analysis.report import page_data, render, write_report
 from stackattn.analysis.study import study
 from stackattn.cli import main
 from stackattn.models import load, save
-from stackattn.training import Run, RunError
+from stackattn.training import RunError, TrainingRun
 
 
 def data_of(page):
@@ -214,7 +214,7 @@ def test_why_there_is_no_real_top(make_run, capsys):
 def test_saved_results_by_length_are_used_if_they_are_of_the_model(make_run):
     folder = make_run()
     row = {"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0, "difference": 0.5, "difference_from_floor": 0.25}
-    saved = {"model": Run(folder).model_checksum(), "seed": 0, "per_length": 5, "lengths": [row]}
+    saved = {"model": TrainingRun(folder).model_checksum(), "seed": 0, "per_length": 5, "lengths": [row]}
     (folder / "test.json").write_text(json.dumps(saved))
     data = page_data(study(folder, samples=1))
     assert data["runs"][0]["test"] == {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stackattn.cli import main
-from stackattn.training import Run
+from stackattn.training import TrainingRun
 
 TINY = {
     "language": {"name": "marked-reversal", "lengths": [5, 9], "train_batches": 4, "validation_batches": 2},
@@ -33,7 +33,7 @@ def test_train_and_evaluate(config, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "run  epoch   2  loss" in printed
     assert "max_epochs after 2 evaluations" in printed
-    stored = Run(out).config()
+    stored = TrainingRun(out).config()
     assert (stored["training"]["learning_rate"], stored["training"]["clip"], stored["model"]["layers"]) == (
         0.02,
         1,
@@ -96,7 +96,8 @@ def test_sweep(config, tmp_path, capsys):
     assert main(command) == 0
     printed = capsys.readouterr().out
     differences = {
-        name: Run(tmp_path / "runs" / name).result()["best"]["cross_entropy_difference"] for name in ("00", "01")
+        name: TrainingRun(tmp_path / "runs" / name).result()["best"]["cross_entropy_difference"]
+        for name in ("00", "01")
     }
     for value in differences.values():
         assert f"{value:.4f}" in printed
@@ -132,8 +133,8 @@ def test_a_run_goes_on_by_its_own_configuration(config, tmp_path, capsys):
     assert main(["cfl", "evaluate", out]) == 2
     assert "there is no best model (no evaluation yet)" in capsys.readouterr().err
     assert main(["cfl", "train", "--out", out, "--resume"]) == 0
-    assert Run(out).result()["stopped"] == "max_epochs"
-    assert Run(out).config()["training"]["evaluate_every"] == 100
+    assert TrainingRun(out).result()["stopped"] == "max_epochs"
+    assert TrainingRun(out).config()["training"]["evaluate_every"] == 100
 
 
 def test_files_that_cannot_be_read_or_written_are_named(config, tmp_path, capsys):
@@ -174,7 +175,9 @@ def test_reproduce_figure_2(tmp_path, capsys):
     test_set = json.loads(test.read_text())["lengths"]
     longest = TINY["language"]["lengths"][1]
     longer = [row["difference"] for row in test_set if row["length"] > longest]
-    best = min(Run(run).result()["best"]["cross_entropy_difference"] for run in (out / "marked-reversal/tf").iterdir())
+    best = min(
+        TrainingRun(run).result()["best"]["cross_entropy_difference"] for run in (out / "marked-reversal/tf").iterdir()
+    )
     written = (out / "figure-2.md").read_text()
     row = next(line for line in written.splitlines() if line.startswith("| marked-reversal"))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
@@ -188,7 +191,9 @@ def test_reproduce_figure_2(tmp_path, capsys):
     folder = test.parent
     assert main(["cfl", "evaluate", str(folder), "--lengths", "41", "43", "--per-length", "100"]) == 0
     assert main([*command, "--budget", "0"]) == 0
-    assert [row["length"] for row in Run(folder).test()["lengths"]] == lengths  # tests of others are none of the figure
+    assert [
+        row["length"] for row in TrainingRun(folder).test()["lengths"]
+    ] == lengths  # tests of others are none of the figure
     # whatever is asked for, all that there is is shown, and needs no configurations for that
     assert (
         main(["reproduce", "figure-2", "--tasks", "dyck", "--restarts", "1", "--budget", "0", "--out", str(out)]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stackattn.cli import main
-from stackattn.training import Run
+from stackattn.training import TrainingRun
 from stackattn.training import cluster as cluster_module
 
 pytest.importorskip("ray")
@@ -30,7 +30,7 @@ def _quick_workers(monkeypatch):
 def figures(out):
     """Of all runs: metrics without what depends on the clock."""
     clock = ("seconds", "train_seconds", "memory")
-    runs = {path.parent.relative_to(out): Run(path.parent) for path in Path(out).rglob("result.json")}
+    runs = {path.parent.relative_to(out): TrainingRun(path.parent) for path in Path(out).rglob("result.json")}
     return {
         name: [{key: value for key, value in row.items() if key not in clock} for row in run.metrics()]
         for name, run in runs.items()
@@ -64,10 +64,10 @@ def test_a_sweep_interrupted(tmp_path, capsys, monkeypatch):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "stopped; the same command goes on\n"
-    before = Run(out / "00").metrics()[:2]
-    assert not Run(out / "00").finished
+    before = TrainingRun(out / "00").metrics()[:2]
+    assert not TrainingRun(out / "00").finished
     assert main(command) == 0
-    assert Run(out / "00").metrics()[:2] == before  # with the times of then
+    assert TrainingRun(out / "00").metrics()[:2] == before  # with the times of then
     assert main([*sweep, str(tmp_path / "processes"), "--processes", "2"]) == 0
     assert figures(out) == figures(tmp_path / "processes")
     assert len(figures(out)) == 2

@@ -6,7 +6,7 @@ import torch
 from stackattn.analysis import attention_map
 from stackattn.cli import main
 from stackattn.cli.demo import CONFIGS, TOKENS, bracket_transitions, list_stack
-from stackattn.training import Run
+from stackattn.training import TrainingRun
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
     assert "<title>2 runs in out</title>" in (tmp_path / "out/report.html").read_text()
     bounds = set()
     for name in ("tf", "tf-nd"):
-        best = Run(tmp_path / "out" / name).result()["best"]
+        best = TrainingRun(tmp_path / "out" / name).result()["best"]
         assert f"{best['cross_entropy_difference']:.4f}" in printed
         bounds.add(round(best["cross_entropy"] - best["cross_entropy_difference"], 6))
     assert len(bounds) == 1  # both saw the same strings

@@ -11,7 +11,7 @@ import torch
 from stackattn.cli import main
 from stackattn.models import TransformerLM
 from stackattn.text import penn_treebank
-from stackattn.training import Run
+from stackattn.training import TrainingRun
 from stackattn.training.lm import load_language_model
 
 SENTENCES = ["The bank fell .", "The bank rose sharply .", "Bonds rose .", "A bank of the banks fell ."]
@@ -59,7 +59,7 @@ def test_from_trees_to_tables(config, data, tmp_path, capsys):
     run = out / "ptb/tf-nd/00"
     assert main(["lm", "train", str(config), "--out", str(run)]) == 0
     assert "perplexity" in capsys.readouterr().out
-    metrics = Run(run).metrics()
+    metrics = TrainingRun(run).metrics()
     assert metrics[-1]["perplexity"] < len(json.loads((data / "vocabulary.json").read_text())["types"])  # it learns
     assert metrics[-1]["examples_per_epoch"] == 32
 
@@ -312,10 +312,10 @@ def test_sweep(config, tmp_path, capsys):
     command += ["--set", "training.max_epochs=1", "data.batch_tokens_range=[20,60]"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    configs = [Run(out / name).config() for name in ("00", "01")]
+    configs = [TrainingRun(out / name).config() for name in ("00", "01")]
     assert len({config["training"]["learning_rate"] for config in configs}) == 2
     assert len({config["data"]["batch_tokens"] for config in configs}) == 2
-    perplexities = {name: Run(out / name).result()["best"]["perplexity"] for name in ("00", "01")}
+    perplexities = {name: TrainingRun(out / name).result()["best"]["perplexity"] for name in ("00", "01")}
     best = min(perplexities, key=perplexities.__getitem__)
     assert f"the best run is in {out / best}" in printed
     written = [(out / name / "metrics.jsonl").stat().st_mtime_ns for name in ("00", "01")]

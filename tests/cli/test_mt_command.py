@@ -10,7 +10,7 @@ import types
 import pytest
 
 from stackattn.cli import main
-from stackattn.training import Run
+from stackattn.training import TrainingRun
 
 LINES = ["eins zwei", "drei", "zwei eins drei", "vier eins", "drei vier zwei", "eins"] * 8
 TINY = {
@@ -149,7 +149,7 @@ def test_evaluate(run, corpus, files, tmp_path, capsys):
     assert (tmp_path / "new/own.txt").read_text().split("\n")[:5] == translations
     assert main(["mt", "evaluate", str(run), "--split", "validation", "--max-tokens", "6"]) == 0
     validation = json.loads((run / "validation.json").read_text())
-    assert validation["perplexity"] == pytest.approx(Run(run).result()["best"]["perplexity"], rel=1e-5)
+    assert validation["perplexity"] == pytest.approx(TrainingRun(run).result()["best"]["perplexity"], rel=1e-5)
 
 
 def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsys):
@@ -195,7 +195,7 @@ def test_reproduce_table_3(corpus, tmp_path, capsys, monkeypatch):
     assert main(command) == 0
     printed = capsys.readouterr().out
     written = (out / "table-3.md").read_text()
-    runs = {run: Run(run).result()["best"]["perplexity"] for run in (out / "240/tf-sup").iterdir()}
+    runs = {run: TrainingRun(run).result()["best"]["perplexity"] for run in (out / "240/tf-sup").iterdir()}
     best = min(runs, key=runs.__getitem__)
     test = json.loads((best / "test.json").read_text())
     numbers = "9,349,920", f"{runs[best]:.2f}", "11.53", f"{test['bleu']:.2f}", "12.81"
@@ -208,9 +208,9 @@ def test_reproduce_table_3(corpus, tmp_path, capsys, monkeypatch):
     assert main([*command, "--budget", "0"]) == 0
     assert (best / "test.json").stat().st_mtime_ns == before  # not translated again
     assert main(["mt", "evaluate", str(best), "--max-tokens", "1"]) == 0
-    assert Run(best).test()["max_tokens"] == 1
+    assert TrainingRun(best).test()["max_tokens"] == 1
     assert main([*command, "--budget", "0"]) == 0
-    assert Run(best).test()["max_tokens"] == 256  # a test by another search is no test of the table
+    assert TrainingRun(best).test()["max_tokens"] == 256  # a test by another search is no test of the table
     (best / "test.json").unlink()
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
     assert main([*command, "--budget", "0"]) == 0

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from stackattn.config import from_values
-from stackattn.training import Run, run_experiment
+from stackattn.training import TrainingRun, run_experiment
 from stackattn.training.cfl import CFLConfig
 
 LANGUAGE = {
@@ -37,7 +37,7 @@ def tiny(model: str = "lstm", language: dict[str, Any] | None = None, **training
 
 def outcome(folder: Path) -> tuple[Any, ...]:
     """All that a run has to repeat: metrics and result without the time, and the numbers of the best model."""
-    run = Run(folder)
+    run = TrainingRun(folder)
     result = run.result()
     times = ("seconds", "train_seconds", "memory")
     metrics = [{k: v for k, v in row.items() if k not in times} for row in [*run.metrics(), result["best"]]]

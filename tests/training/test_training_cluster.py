@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from runs import outcome, tiny
 
-from stackattn.training import Run, RunError, run_experiment
+from stackattn.training import RunError, TrainingRun, run_experiment
 from stackattn.training import cluster as cluster_module
 from stackattn.training.cluster import run_all_on_cluster
 from stackattn.training.sweep import restart, run_one
@@ -87,10 +87,10 @@ class At:
         self.action = action
         self.batches = []
 
-    def batch(self, epoch, done, total, loss):
+    def on_batch(self, epoch, done, total, loss):
         self.batches.append((epoch, done, total))
 
-    def evaluation(self, values, best):
+    def on_evaluation(self, values, best):
         if values["evaluation"] == 5:
             self.action()
 
@@ -121,7 +121,7 @@ def test_without_room_it_says_so_and_waits(shared_nodes, tmp_path, monkeypatch):
     assert run_all_on_cluster(chosen, address) == []
     nothing = "GB of memory for a run; nothing starts until one joins"
     assert said == [f"cluster {address}: no node has a core and 2 {nothing}"]
-    assert Run(chosen[0][0]).finished
+    assert TrainingRun(chosen[0][0]).finished
     said.clear()
     other = jobs(tmp_path / "other", 1)
     assert run_all_on_cluster(other, address, memory=12345, minutes=0.01) == []  # it gives up when the time is over
@@ -135,22 +135,22 @@ def test_a_worker_killed_and_a_disk_full(two_nodes, undisturbed, logged, tmp_pat
     killed, full, _ = (folder for folder, _ in chosen)
 
     def kill():
-        before[killed] = Run(killed).metrics()[:5]
+        before[killed] = TrainingRun(killed).metrics()[:5]
         os.kill(worker_of(killed), signal.SIGKILL)
 
     def fill():  # the system refuses to write larger files
-        before[full] = Run(full).metrics()[:5]
+        before[full] = TrainingRun(full).metrics()[:5]
         resource.prlimit(worker_of(full), resource.RLIMIT_FSIZE, (2000, 2000))
 
     def report(folder, result):
         told[folder] = result["stopped"]
 
     actions = {killed: At(kill), full: At(fill)}
-    assert run_all_on_cluster(chosen, two_nodes.address, report=report, watch=actions.get) == [full]
+    assert run_all_on_cluster(chosen, two_nodes.address, report=report, callback_for=actions.get) == [full]
     assert told.pop(full).startswith(f"failed: {full}: cannot write: ")
     assert list(told.values()) == ["max_epochs"] * 2
-    for watcher in actions.values():
-        assert watcher.batches[0] == (0, 1, 6)
+    for callback in actions.values():
+        assert callback.batches[0] == (0, 1, 6)
     assert len(logged) == 1
     assert logged[0].startswith(f"{killed}: its worker was lost; ")
     # the same again: what is left goes on; other configurations, and what fails on a worker, are told
@@ -163,7 +163,7 @@ def test_a_worker_killed_and_a_disk_full(two_nodes, undisturbed, logged, tmp_pat
     assert told[full] == "max_epochs"
     assert len(told) == 3
     for folder, rows in before.items():
-        assert Run(folder).metrics()[:5] == rows  # with the times of then: what was done is not done again
+        assert TrainingRun(folder).metrics()[:5] == rows  # with the times of then: what was done is not done again
     assert [outcome(folder) for folder, _ in chosen] == undisturbed[: len(chosen)]
 
 
@@ -172,14 +172,14 @@ def test_a_node_killed_in_mid_run(two_nodes, undisturbed, logged, tmp_path):
 
     def kill():
         """When both nodes are at work."""
-        before[len(before)] = [Run(folder).metrics()[:5] for folder, _ in chosen]
+        before[len(before)] = [TrainingRun(folder).metrics()[:5] for folder, _ in chosen]
         if len(before) == 2:
             two_nodes.have(1)
 
-    assert run_all_on_cluster(chosen, two_nodes.address, watch=lambda folder: At(kill)) == []
+    assert run_all_on_cluster(chosen, two_nodes.address, callback_for=lambda folder: At(kill)) == []
     assert len(logged) == 1
     assert "its worker was lost" in logged[0]
-    assert [Run(folder).metrics()[:5] for folder, _ in chosen] == before[1]
+    assert [TrainingRun(folder).metrics()[:5] for folder, _ in chosen] == before[1]
     assert [outcome(folder) for folder, _ in chosen] == undisturbed[: len(chosen)]
 
 
@@ -190,23 +190,23 @@ def test_interrupted_the_runs_end_and_go_on_another_time(two_nodes, undisturbed,
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all_on_cluster(chosen, two_nodes.address, watch=lambda folder: At(interrupt))
+        run_all_on_cluster(chosen, two_nodes.address, callback_for=lambda folder: At(interrupt))
     for folder, _ in chosen:
         if folder.exists():
             wait_for_the_end_of(folder)
-    left = [Run(folder).metrics() for folder, _ in chosen]
+    left = [TrainingRun(folder).metrics() for folder, _ in chosen]
     assert 5 <= max(map(len, left)) < 60
     assert run_all_on_cluster(chosen, two_nodes.address) == []
     for (folder, _), rows in zip(chosen, left, strict=True):
         kept = rows[:-1]  # the last one may have come after its checkpoint
-        assert Run(folder).metrics()[: len(kept)] == kept
+        assert TrainingRun(folder).metrics()[: len(kept)] == kept
     assert [outcome(folder) for folder, _ in chosen] == undisturbed[: len(chosen)]
 
 
 def wait_for_the_end_of(folder):
     """Until nobody has its lock."""
     for _ in range(300):
-        run = Run(folder)
+        run = TrainingRun(folder)
         try:
             run._take_lock()
             return
@@ -252,7 +252,7 @@ def test_a_folder_that_a_node_does_not_have_is_told(tmp_path):
 
 def test_a_run_that_another_worker_holds_is_waited_for(monkeypatch, tmp_path):
     """A node that was given up may go on for a moment."""
-    holder = Run(tmp_path)
+    holder = TrainingRun(tmp_path)
     holder.start(tiny(max_epochs=1), resume=False)
     monkeypatch.setattr(cluster_module, "BUSY_SECONDS", 0)
     kind, reason = task(".", tmp_path)
@@ -270,7 +270,7 @@ def test_a_file_server_without_locks_is_told(monkeypatch, caplog, tmp_path):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     run_experiment(tiny(max_epochs=1), tmp_path)
-    assert Run(tmp_path).finished
+    assert TrainingRun(tmp_path).finished
     told = f"{tmp_path}: no locks here (Function not implemented); see to it that no other process works on this run"
     assert caplog.messages == [told]
 
@@ -293,7 +293,7 @@ def test_a_run_that_is_not_seen_here_ends_early(two_nodes, monkeypatch, tmp_path
     failed = run_all_on_cluster([(folder, config)], two_nodes.address, report=results.__setitem__)
     assert failed == [folder]
     assert results[folder]["stopped"] == f"failed: {cluster_module.HIDDEN}"
-    assert not Run(folder).finished
+    assert not TrainingRun(folder).finished
 
 
 def test_the_callers_own_connection_is_left_alone(two_nodes, tmp_path):

@@ -14,10 +14,10 @@ from stackattn.models import TransformerLM
 from stackattn.paper.models import ARCHITECTURES, COUNTS
 from stackattn.text.corpus import write_corpus
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
-from stackattn.training import ConfigError, Run, RunError, load_config, loop, run_experiment
+from stackattn.training import ConfigError, RunError, TrainingRun, load_config, loop, run_experiment
 from stackattn.training.lm import (
-    CorpusOptions,
     LMConfig,
+    LMDataOptions,
     LMTask,
     build_model,
     evaluate_run,
@@ -77,7 +77,7 @@ def test_perplexity_is_that_of_reading_token_by_token(layers, folder):
 
 @pytest.mark.parametrize("published", [True, False])
 def test_batches(folder, published):
-    task = LMTask(CorpusOptions(str(folder), batch_tokens=8, published=published))
+    task = LMTask(LMDataOptions(str(folder), batch_tokens=8, published=published))
     batches = task.epoch(torch.Generator().manual_seed(1))
     assert sorted(i for batch in batches for i in batch) == list(range(len(SENTENCES)))
     sizes = [(len(batch), max(len(SENTENCES[i]) for i in batch)) for batch in batches]
@@ -133,23 +133,23 @@ class Killed(BaseException):
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
     made, batches = config(folder), []
     run_experiment(made, tmp_path / "whole")
-    examples = [row["examples"] for row in Run(tmp_path / "whole").metrics()]
+    examples = [row["examples"] for row in TrainingRun(tmp_path / "whole").metrics()]
     assert any(x % len(SENTENCES) for x in examples)  # there are evaluations inside epochs
 
     class Stop:
-        def batch(self, epoch, done, total, loss):
+        def on_batch(self, epoch, done, total, loss):
             batches.append(loss)
             if len(batches) % 3 == 0 and len(batches) < 8:
                 raise Killed
 
-        def evaluation(self, values, best):
+        def on_evaluation(self, values, best):
             pass
 
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
     for _ in range(2):
         with pytest.raises(Killed):
-            run_experiment(made, tmp_path / "run", resume=True, watcher=Stop())
-    run_experiment(made, tmp_path / "run", resume=True, watcher=Stop())
+            run_experiment(made, tmp_path / "run", resume=True, callback=Stop())
+    run_experiment(made, tmp_path / "run", resume=True, callback=Stop())
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 

@@ -15,8 +15,8 @@ from torch import nn
 from stackattn.config import from_values, load_config
 from stackattn.paper.models import COUNTS, MT_TYPES, count_parameters
 from stackattn.text.bitext_corpus import read_split
-from stackattn.training import ConfigError, Run, run_experiment
-from stackattn.training.mt import CorpusOptions, MTConfig, MTTask, build_model, read_test_set
+from stackattn.training import ConfigError, TrainingRun, run_experiment
+from stackattn.training.mt import MTConfig, MTDataOptions, MTTask, build_model, read_test_set
 from stackattn.training.translator import Translator
 
 
@@ -50,7 +50,7 @@ def nats(task, model, i, smoothing, pairs):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_summed_over_tokens_and_averaged_over_sentences(corpus, smoothing):
-    task = MTTask(CorpusOptions(str(corpus), batch_tokens=64, label_smoothing=smoothing))
+    task = MTTask(MTDataOptions(str(corpus), batch_tokens=64, label_smoothing=smoothing))
     model = Fixed(task.tokenizer.input_size, task.tokenizer.output_size)
     batch = max(task.epoch(torch.Generator()), key=len)
     lengths = {len(task.training.target[i]) for i in batch}
@@ -61,7 +61,7 @@ def test_the_loss_is_summed_over_tokens_and_averaged_over_sentences(corpus, smoo
 
 
 def test_validation_is_not_smoothed(corpus):
-    task = MTTask(CorpusOptions(str(corpus), label_smoothing=0.3))
+    task = MTTask(MTDataOptions(str(corpus), label_smoothing=0.3))
     model = Fixed(task.tokenizer.input_size, task.tokenizer.output_size)
     pairs = task.validation
     total = sum(nats(task, model, i, 0.0, pairs) for i in range(len(pairs.source)))
@@ -72,7 +72,7 @@ def test_validation_is_not_smoothed(corpus):
 
 
 def test_batches_are_by_the_longer_side(corpus):
-    task = MTTask(CorpusOptions(str(corpus), batch_tokens=40))
+    task = MTTask(MTDataOptions(str(corpus), batch_tokens=40))
     pairs = task.training
     pairs.target[0] = pairs.target[0].repeat(20)[:19]
     epoch = task.epoch(torch.Generator().manual_seed(1))
@@ -84,7 +84,7 @@ def test_batches_are_by_the_longer_side(corpus):
 
 
 def test_gradients_reach_every_parameter_and_padding_does_not_matter(corpus):
-    task = MTTask(CorpusOptions(str(corpus)))
+    task = MTTask(MTDataOptions(str(corpus)))
     model = build_model(experiment(corpus, {"layers": "1.nondeterministic-2-2-3"}), task.tokenizer).double().eval()
     lengths = [len(x) for x in task.training.source]
     short, long = lengths.index(1), lengths.index(5)
@@ -124,7 +124,7 @@ def test_it_learns_to_reverse_and_needs_nothing_but_its_folder(corpus, layers, t
 
 def test_what_is_read_is_normalised(corpus):
     """The model says something else for other words, but not for other ways to write them."""
-    task = MTTask(CorpusOptions(str(corpus)))
+    task = MTTask(MTDataOptions(str(corpus)))
     model = build_model(experiment(corpus, {"init_range": 1.0}), task.tokenizer)
     translator = Translator(model, task.tokenizer, max_tokens=5)
     one, same, other = translator.translate(["ba do", "ｂａ\u00a0do", "ba"])
@@ -138,21 +138,21 @@ def test_killed_it_goes_on_to_the_same_numbers(corpus, tmp_path):
     folder = tmp_path / "killed"
     process = processes().Process(target=train_in_process, args=(config, folder))
     process.start()
-    while process.is_alive() and len(Run(folder).metrics()) < 3:
+    while process.is_alive() and len(TrainingRun(folder).metrics()) < 3:
         time.sleep(0.001)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert 3 <= len(Run(folder).metrics()) < 10
+    assert 3 <= len(TrainingRun(folder).metrics()) < 10
     run_experiment(config, folder, resume=True)
     assert outcome(folder) == outcome(tmp_path / "whole")
-    assert len(Run(folder).metrics()) == 10  # every 250 pairs of 2400, and at the end
+    assert len(TrainingRun(folder).metrics()) == 10  # every 250 pairs of 2400, and at the end
 
 
 def test_a_run_knows_its_corpus(corpus, tmp_path):
     config = experiment(corpus, max_epochs=1)
     run_experiment(config, tmp_path / "run")
-    assert Run(tmp_path / "run").config()["data"]["digest"] == config.data.digest
+    assert TrainingRun(tmp_path / "run").config()["data"]["digest"] == config.data.digest
     moved = shutil.copytree(corpus, tmp_path / "moved")
     assert read_test_set(tmp_path / "run", folder=str(moved)) == read_split(corpus, "test")
     report = json.loads((moved / "report.json").read_text())

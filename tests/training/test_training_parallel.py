@@ -15,7 +15,7 @@ from runs import processes, tiny
 from safetensors.torch import load_file
 
 from stackattn.config import from_values, to_values
-from stackattn.training import Run, TrainingConfig, run_experiment
+from stackattn.training import TrainingConfig, TrainingRun, run_experiment
 from stackattn.training.cfl import CFLConfig, CFLTask
 from stackattn.training.processes import Processes
 from stackattn.training.run import RunError
@@ -74,7 +74,7 @@ def train_together(folder, chosen, count=2, minutes=None, signals=None):
 
 
 def curve(folder):
-    return [(row["epoch"], row["train_loss"], row["cross_entropy"]) for row in Run(folder).metrics()]
+    return [(row["epoch"], row["train_loss"], row["cross_entropy"]) for row in TrainingRun(folder).metrics()]
 
 
 def close(found, expected):
@@ -103,7 +103,7 @@ def test_checkpoints_of_one_go_on_in_two_and_back(tmp_path):
     folder = tmp_path / "mixed"
     train_together(folder, chosen, minutes=0)  # one batch
     run_experiment(chosen, folder, resume=True, minutes=0)
-    assert Run(folder).state()["progress"]["examples"] == 10
+    assert TrainingRun(folder).state()["progress"]["examples"] == 10
     train_together(folder, chosen, minutes=0)
     run_experiment(chosen, folder, resume=True)
     close(curve(folder), curve(tmp_path / "whole"))
@@ -123,8 +123,8 @@ def test_a_process_that_dies_ends_the_run_and_it_goes_on(rank, tmp_path):
         assert told[0].startswith("process 0 of 2 lost the others: ")
         assert told[0].endswith("; --resume goes on from the last checkpoint")
         assert told[1] is None
-    assert len(Run(folder).metrics()) == 1
-    assert not Run(folder).finished
+    assert len(TrainingRun(folder).metrics()) == 1
+    assert not TrainingRun(folder).finished
     train_together(folder, chosen)
     run_experiment(chosen, tmp_path / "whole")
     close(curve(folder), curve(tmp_path / "whole"))
@@ -139,14 +139,14 @@ def test_torchrun_and_the_command(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([*launcher, "model.layers='1'"], **pipes, text=True)
-    while len(Run(folder).metrics()) < 3 and process.poll() is None:
+    while len(TrainingRun(folder).metrics()) < 3 and process.poll() is None:
         time.sleep(0.01)
     os.kill(second_process(process.pid), signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     (line,) = [line for line in errors.splitlines() if line.startswith("stackattn cfl train: process 0 of 2 ")]
     assert line.endswith("; --resume goes on from the last checkpoint")
-    assert 3 <= len(Run(folder).metrics()) < 40
+    assert 3 <= len(TrainingRun(folder).metrics()) < 40
     done = subprocess.run([*launcher, "model.layers='1'", "--resume"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("max_epochs after 40 evaluations") == 1  # only the first one tells

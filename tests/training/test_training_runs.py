@@ -19,20 +19,20 @@ import torch
 from runs import MODELS, outcome, processes, tiny, train_in_process
 
 from stackattn.models import TransformerLM, TransformerLMConfig
-from stackattn.training import ConfigError, Run, RunError, loop, run_experiment
+from stackattn.training import ConfigError, RunError, TrainingRun, loop, run_experiment
 from stackattn.training.cfl import CFLTask
 
 
-class Watcher:
+class Stopper:
     """Does something after an evaluation."""
 
     def __init__(self, at, action):
         self.at, self.action = at, action
 
-    def batch(self, epoch, done, total, loss):
+    def on_batch(self, epoch, done, total, loss):
         pass
 
-    def evaluation(self, values, best):
+    def on_evaluation(self, values, best):
         if values["evaluation"] == self.at:
             self.action()
 
@@ -73,7 +73,7 @@ def test_what_a_run_leaves_behind(tmp_path):
         "last",
         "lock",
     }
-    metrics = Run(tmp_path / "run").metrics()
+    metrics = TrainingRun(tmp_path / "run").metrics()
     assert [row["epoch"] for row in metrics] == [1, 2, 3]
     assert [row["examples"] for row in metrics] == [24, 48, 72]
     assert result["best"] == min(metrics, key=lambda row: row["score"])
@@ -88,7 +88,7 @@ def test_learning_rate_and_stopping_follow_the_scores(tmp_path):
     """With a learning rate that is far too high nothing gets better after some time."""
     config = tiny(learning_rate=0.5, max_epochs=40, lr_patience=1, lr_factor=0.5, stop_patience=4)
     result = run_experiment(config, tmp_path / "run")
-    metrics = Run(tmp_path / "run").metrics()
+    metrics = TrainingRun(tmp_path / "run").metrics()
     scores = [row["score"] for row in metrics]
     rate = 0.5
     for i, row in enumerate(metrics):
@@ -133,7 +133,7 @@ def test_stopped_at_every_write_it_goes_on_to_the_same_numbers(model, every, tmp
             break
         finally:
             monkeypatch.undo()
-        if not Run(folder).finished:  # else it was stopped right behind the last step
+        if not TrainingRun(folder).finished:  # else it was stopped right behind the last step
             run_experiment(config, folder, resume=True)
         assert outcome(folder) == expected, count
     assert attempts > 5
@@ -145,7 +145,7 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_numbers(model, tmp_path
     config = tiny(model, max_epochs=6, evaluate_every=8, stop_patience=100)
     run_experiment(config, tmp_path / "whole")
     folder, generator, kills = tmp_path / "killed", random.Random(1), 0
-    while not Run(folder).finished:
+    while not TrainingRun(folder).finished:
         process = processes().Process(target=train_in_process, args=(config, folder))
         process.start()
         before, until = lines(folder), generator.randint(0, 6)
@@ -183,7 +183,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path, capsys):
     assert process.returncode == 130
     assert errors == "stopped; --resume goes on from its checkpoint, if there is one\n"
     assert "epoch   1  loss" in printed
-    assert 2 <= len(Run(tmp_path / "run").metrics()) < 20
+    assert 2 <= len(TrainingRun(tmp_path / "run").metrics()) < 20
     assert main([*command, str(tmp_path / "run"), "--resume"]) == 0
     assert main([*command, str(tmp_path / "whole")]) == 0
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
@@ -204,11 +204,11 @@ def test_a_run_that_had_stopped_by_itself_does_not_go_on(tmp_path):
 def test_a_lowered_learning_rate_stays_low(tmp_path):
     config = tiny(learning_rate=0.5, max_epochs=8, lr_factor=0.5, stop_patience=100)
     run_experiment(config, tmp_path / "whole")
-    lowered = [row["evaluation"] for row in Run(tmp_path / "whole").metrics() if row["learning_rate"] < 0.5]
+    lowered = [row["evaluation"] for row in TrainingRun(tmp_path / "whole").metrics() if row["learning_rate"] < 0.5]
     assert 2 <= len(lowered) <= 6  # it happens in the middle of the run
     for at in (lowered[0] - 1, lowered[0]):  # the last evaluation with the old rate, and the first with the new one
         with pytest.raises(Killed):
-            run_experiment(config, tmp_path / str(at), watcher=Watcher(at, stop))
+            run_experiment(config, tmp_path / str(at), callback=Stopper(at, stop))
         run_experiment(config, tmp_path / str(at), resume=True)
         assert outcome(tmp_path / str(at)) == outcome(tmp_path / "whole")
 
@@ -227,28 +227,28 @@ def test_a_deadline_ends_it_after_a_batch_and_it_can_go_on(model, tmp_path):
 def test_where_evaluations_are_rare_there_are_checkpoints_between_them(tmp_path, monkeypatch):
     config, batches = tiny(evaluate_every=30, max_epochs=2), []
     run_experiment(config, tmp_path / "whole")
-    assert [row["examples"] for row in Run(tmp_path / "whole").metrics()] == [32, 48]  # and at the end
+    assert [row["examples"] for row in TrainingRun(tmp_path / "whole").metrics()] == [32, 48]  # and at the end
 
     class Stop:
-        def batch(self, epoch, done, total, loss):
+        def on_batch(self, epoch, done, total, loss):
             batches.append(loss)
             if len(batches) == 4:
                 raise Killed
 
-        def evaluation(self, values, best):
+        def on_evaluation(self, values, best):
             pass
 
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
     with pytest.raises(Killed):
-        run_experiment(config, tmp_path / "run", watcher=Stop())
-    run_experiment(config, tmp_path / "run", resume=True, watcher=Stop())
+        run_experiment(config, tmp_path / "run", callback=Stop())
+    run_experiment(config, tmp_path / "run", resume=True, callback=Stop())
     assert len(batches) == 4 + 12 - 3  # three were saved
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 def test_refuses_to_overwrite(tmp_path):
     with pytest.raises(Killed):
-        run_experiment(tiny(), tmp_path, watcher=Watcher(1, stop))
+        run_experiment(tiny(), tmp_path, callback=Stopper(1, stop))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(RunError, match="there is a run already; go on with --resume or choose another folder"):
         run_experiment(tiny(), tmp_path)
@@ -266,7 +266,7 @@ def test_two_processes_do_not_share_a_run(tmp_path):
         with pytest.raises(RunError, match="another process is working on this run"):
             run_experiment(tiny(), tmp_path, resume=True)
 
-    run_experiment(tiny(), tmp_path, watcher=Watcher(2, again))
+    run_experiment(tiny(), tmp_path, callback=Stopper(2, again))
     assert lines(tmp_path) == 3
 
 
@@ -309,7 +309,7 @@ def test_a_validation_score_that_is_not_finite_ends_the_run(tmp_path, monkeypatc
 
 def unfinished(folder):
     with pytest.raises(Killed):
-        run_experiment(tiny(), folder, watcher=Watcher(2, stop))
+        run_experiment(tiny(), folder, callback=Stopper(2, stop))
     (tensors,) = (folder / "last").glob("*.safetensors")
     return tensors, folder / "last/state.json"
 
@@ -329,7 +329,7 @@ def test_damaged_checkpoints(which, keep, tmp_path):
 def test_results_without_a_checkpoint_are_not_overwritten(evaluations, tmp_path):
     """One evaluation is what a run has that was killed before its first checkpoint: unless somebody has tested it."""
     with pytest.raises(Killed):
-        run_experiment(tiny(), tmp_path, watcher=Watcher(evaluations, stop))
+        run_experiment(tiny(), tmp_path, callback=Stopper(evaluations, stop))
     shutil.rmtree(tmp_path / "last")
     if evaluations == 1:
         (tmp_path / "test.json").write_text("{}")
@@ -359,9 +359,9 @@ def test_a_line_cut_short_is_not_read(tmp_path):
     unfinished(tmp_path)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"evaluation": 3, "sc')
-    assert len(Run(tmp_path).metrics()) == 2
+    assert len(TrainingRun(tmp_path).metrics()) == 2
     run_experiment(tiny(), tmp_path, resume=True)
-    assert [row["evaluation"] for row in Run(tmp_path).metrics()] == [1, 2, 3]
+    assert [row["evaluation"] for row in TrainingRun(tmp_path).metrics()] == [1, 2, 3]
 
 
 def test_an_unwritable_folder(tmp_path):
@@ -376,7 +376,7 @@ def test_a_full_disk(step, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(RunError, match="cannot write: No space left on device; what was written before is whole"):
-        run_experiment(tiny(), tmp_path / "run", watcher=Watcher(2, lambda: monkeypatch.setattr(os, step, full)))
+        run_experiment(tiny(), tmp_path / "run", callback=Stopper(2, lambda: monkeypatch.setattr(os, step, full)))
     monkeypatch.undo()
     run_experiment(tiny(), tmp_path / "run", resume=True)
     run_experiment(tiny(), tmp_path / "whole")
@@ -387,7 +387,7 @@ def train_with_small_files(folder):
     torch.set_num_threads(1)
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
     try:
-        run_experiment(tiny(), folder, watcher=Watcher(1, limit))
+        run_experiment(tiny(), folder, callback=Stopper(1, limit))
     except RunError as error:
         (folder / "message").write_text(str(error))
 
@@ -414,9 +414,9 @@ def test_tied_models_have_checkpoints_too(tmp_path):
     model(torch.tensor([[0, 1]])).sum().backward()
     optimizer.step()
     (tmp_path / "last").mkdir()
-    Run(tmp_path).save_checkpoint(model, optimizer, {"progress": {"examples": 1}}, [torch.get_rng_state()])
+    TrainingRun(tmp_path).save_checkpoint(model, optimizer, {"progress": {"examples": 1}}, [torch.get_rng_state()])
     other, other_optimizer = make(1)
-    Run(tmp_path).load_checkpoint(other, other_optimizer, {"tensors": "000000001.safetensors"})
+    TrainingRun(tmp_path).load_checkpoint(other, other_optimizer, {"tensors": "000000001.safetensors"})
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         for name, value in optimizer.state[a].items():
@@ -444,11 +444,11 @@ def test_tensorboard_on_request(tmp_path, monkeypatch):
     module.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     with pytest.raises(Killed):
-        run_experiment(tiny(), tmp_path, watcher=Watcher(2, stop), tensorboard=True)
+        run_experiment(tiny(), tmp_path, callback=Stopper(2, stop), tensorboard=True)
     assert written["purged from"] == 1
     run_experiment(tiny(), tmp_path, resume=True, tensorboard=True)
     assert written["purged from"] == 3
-    for row in Run(tmp_path).metrics():
+    for row in TrainingRun(tmp_path).metrics():
         for name in ("train_loss", "cross_entropy_difference", "learning_rate"):
             assert written[name, row["evaluation"]] == row[name]
 
@@ -462,7 +462,7 @@ def test_tensorboard_that_is_not_there(tmp_path, monkeypatch):
 
 def test_a_test_counts_for_its_own_model_only(tmp_path):
     """Whatever the times of the files, which a copy or a clone sets at will."""
-    run = Run(tmp_path / "run")
+    run = TrainingRun(tmp_path / "run")
     assert run.test() is None
     run_experiment(tiny(), run.folder)
     assert run.test() is None

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from runs import outcome, processes, tiny
 
-from stackattn.training import Run, run_experiment, sweep
+from stackattn.training import TrainingRun, run_experiment, sweep
 from stackattn.training.sweep import best_of, restart, run_all
 
 
@@ -50,17 +50,17 @@ def test_a_sweep_runs_what_is_missing_and_goes_on_where_it_was(tmp_path):
     reported = []
 
     class Interrupt:
-        def batch(self, *_):
+        def on_batch(self, *_):
             pass
 
-        def evaluation(self, values, best):
+        def on_evaluation(self, values, best):
             if values["evaluation"] == 2:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(chosen, processes=1, watch=lambda folder: Interrupt())
+        run_all(chosen, processes=1, callback_for=lambda folder: Interrupt())
     assert not (tmp_path / "a/01").exists()
-    left = len(Run(tmp_path / "a/00").metrics())
+    left = len(TrainingRun(tmp_path / "a/00").metrics())
     assert left >= 2
 
     def note(folder, result):
@@ -76,8 +76,8 @@ def test_a_sweep_runs_what_is_missing_and_goes_on_where_it_was(tmp_path):
     run_all(chosen, report=lambda *_: pytest.fail("a finished run was repeated"))
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
     folder, best = best_of([folder for folder, _ in chosen])
-    assert best == Run(folder).result()["best"]
-    values = [Run(folder).result()["best"]["cross_entropy_difference"] for folder, _ in chosen]
+    assert best == TrainingRun(folder).result()["best"]
+    values = [TrainingRun(folder).result()["best"]["cross_entropy_difference"] for folder, _ in chosen]
     assert best["cross_entropy_difference"] == min(values) < max(values)
 
 
@@ -110,21 +110,21 @@ def sweep_in_process(folder):
 def test_a_killed_sweep_leaves_no_processes_behind(tmp_path):
     process = processes().Process(target=sweep_in_process, args=(tmp_path,))
     process.start()
-    while not all(Run(tmp_path / name).metrics() for name in ("00", "01")):
+    while not all(TrainingRun(tmp_path / name).metrics() for name in ("00", "01")):
         assert process.is_alive()
         time.sleep(0.01)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     for _ in range(500):
-        before = [len(Run(tmp_path / name).metrics()) for name in ("00", "01")]
+        before = [len(TrainingRun(tmp_path / name).metrics()) for name in ("00", "01")]
         time.sleep(0.1)
-        if before == [len(Run(tmp_path / name).metrics()) for name in ("00", "01")]:
+        if before == [len(TrainingRun(tmp_path / name).metrics()) for name in ("00", "01")]:
             break
     else:
         pytest.fail("the runs go on")
     time.sleep(0.3)
-    assert before == [len(Run(tmp_path / name).metrics()) for name in ("00", "01")]
+    assert before == [len(TrainingRun(tmp_path / name).metrics()) for name in ("00", "01")]
 
 
 def test_a_run_of_before_a_key_was_there_has_its_default(tmp_path):
@@ -133,5 +133,5 @@ def test_a_run_of_before_a_key_was_there_has_its_default(tmp_path):
     values = json.loads(path.read_text())
     del values["training"]["clip"]
     path.write_text(json.dumps(values))
-    assert Run(tmp_path).differs(tiny(max_epochs=1)) is None
-    assert Run(tmp_path).differs(tiny(max_epochs=1, clip=1)) == "training.clip: 5.0, not 1.0"
+    assert TrainingRun(tmp_path).differs(tiny(max_epochs=1)) is None
+    assert TrainingRun(tmp_path).differs(tiny(max_epochs=1, clip=1)) == "training.clip: 5.0, not 1.0"

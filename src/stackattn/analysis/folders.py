@@ -16,7 +16,7 @@ from ..models.saving import load
 from ..training.architectures import LSTMOptions
 from ..training.cfl import CFLConfig, evaluate_run
 from ..training.experiment import config_of, model_folder
-from ..training.run import Run, RunError
+from ..training.run import RunError, TrainingRun
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunFolder:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> RunFolder:
-        run = Run(folder)
+        run = TrainingRun(folder)
         if "format_version" in run.config():
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
         if not _of_language(folder):
@@ -54,7 +54,7 @@ class RunFolder:
     @property
     def without_model(self) -> str:
         """Why there is no best model; empty if there is one."""
-        return Run(self.folder).without_model
+        return TrainingRun(self.folder).without_model
 
     @property
     def task(self) -> tuple[str, str, str | None, tuple[int, int]]:
@@ -83,14 +83,14 @@ class RunFolder:
     @property
     def state(self) -> str:
         """How the run ended, or that it did not."""
-        if not Run(self.folder).finished:
+        if not TrainingRun(self.folder).finished:
             return "not finished"
-        stopped = str(Run(self.folder).result()["stopped"])
+        stopped = str(TrainingRun(self.folder).result()["stopped"])
         return "all epochs done" if stopped == "max_epochs" else stopped
 
     def test(self, per_length: int) -> dict[str, Any]:
         """Results by length: the saved ones, or new ones of so many strings of each length."""
-        return Run(self.folder).test() or evaluate_run(self.folder, per_length=per_length)
+        return TrainingRun(self.folder).test() or evaluate_run(self.folder, per_length=per_length)
 
 
 def find_runs(folder: str | Path) -> list[RunFolder]:
@@ -114,7 +114,7 @@ def find_runs(folder: str | Path) -> list[RunFolder]:
 
 def _of_language(folder: Path) -> bool:
     """Not of a corpus: those of `stackattn lm` and `mt` have no grammar to compare with."""
-    return "language" in Run(folder).config()
+    return "language" in TrainingRun(folder).config()
 
 
 def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:

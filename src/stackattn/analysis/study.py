@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..training.run import Run
+from ..training.run import TrainingRun
 from .folders import RunFolder, best_of_each, find_runs
 from .quality import Yardstick, make_yardstick
 from .real_stack import DETERMINISTIC, Agreement
@@ -125,7 +125,7 @@ def study(
     for number, studied in enumerate(found, 1):
         run = studied.run
         if not run.has_model:
-            studied.test = Run(run.folder).test()
+            studied.test = TrainingRun(run.folder).test()
             continue
         report(f"stacks of run {number} of {len(found)}: {run.name}")
         if studied.stacks and run.task not in yardsticks:

@@ -108,9 +108,9 @@ def _element(columns: list[str], index: int) -> str:
 
 def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int | None) -> int:
     """Train both models at once, one process each, and show what came out."""
-    from ..training import Run
+    from ..training import TrainingRun
     from ..training.sweep import run_all
-    from .progress import Watchers, outcome
+    from .progress import ProgressDisplay, outcome
 
     jobs = {name: configure(configs / f"{name}.yaml", seed, epochs) for name in MODELS}
     about = jobs["tf"].language
@@ -122,14 +122,14 @@ def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int |
         markup=False,
         soft_wrap=True,
     )
-    if all(Run(out / name).finished for name in MODELS):
+    if all(TrainingRun(out / name).finished for name in MODELS):
         console.print(f"   Both runs in {out} are finished; remove the folder to train them again.", soft_wrap=True)
-    with Watchers() as watch:
+    with ProgressDisplay() as watch:
         failed = run_all(
             [(out / name, job) for name, job in jobs.items()],
             processes=len(MODELS),
             report=lambda folder, result: watch.done(MODELS[folder.name], outcome(MODELS[folder.name], result)),
-            watch=lambda folder: watch(MODELS[folder.name], jobs[folder.name].training.max_epochs),
+            callback_for=lambda folder: watch(MODELS[folder.name], jobs[folder.name].training.max_epochs),
         )
     if failed:
         return 2
@@ -155,7 +155,7 @@ def show_table(console: Console, out: Path) -> None:
     from rich.table import Table
 
     from ..models.saving import load
-    from ..training import Run
+    from ..training import TrainingRun
 
     table = Table(title="Validation, nats per symbol (the end of a string is a symbol)", title_justify="left")
     table.add_column("", no_wrap=True)
@@ -163,7 +163,7 @@ def show_table(console: Console, out: Path) -> None:
         table.add_column(column, justify="right")
     bound = 0.0
     for name, label in MODELS.items():
-        result = Run(out / name).result()
+        result = TrainingRun(out / name).result()
         best = result["best"]
         bound = best["cross_entropy"] - best["cross_entropy_difference"]
         parameters = sum(x.numel() for x in load(out / name / "best").parameters())
@@ -182,7 +182,7 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     from ..analysis.demo import demo_picture
     from ..languages import evaluation_set
     from ..models.saving import load
-    from ..training import Run
+    from ..training import TrainingRun
 
     language = config.language.make()
     length = min(SHOWN_LENGTH, config.language.lengths[1])
@@ -192,7 +192,7 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     (trace,) = watch_stacks(load(out / "tf-nd/best"), torch.tensor([[len(language.symbols), *string]]))
     tokens = ["BOS", *(language.symbols[i] for i in string)]
     curves = {
-        label: [(values["epoch"], values["cross_entropy_difference"]) for values in Run(out / name).metrics()]
+        label: [(values["epoch"], values["cross_entropy_difference"]) for values in TrainingRun(out / name).metrics()]
         for name, label in MODELS.items()
     }
     try:

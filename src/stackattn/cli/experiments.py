@@ -156,16 +156,16 @@ def _read_config(cls: type, args: argparse.Namespace) -> Any:
 def _train(cls: type, args: argparse.Namespace) -> int:
     from ..training import run_experiment
     from ..training.experiment import headline
-    from .progress import Watchers
+    from .progress import ProgressDisplay
 
     config = _read_config(cls, args)
     first = os.environ.get("RANK", "0") == "0"  # one process of several tells
-    with Watchers() if first else nullcontext() as watch:
+    with ProgressDisplay() if first else nullcontext() as watch:
         result = run_experiment(
             config,
             args.out,
             resume=args.resume,
-            watcher=watch(Path(args.out).name) if watch else None,
+            callback=watch(Path(args.out).name) if watch else None,
             minutes=args.minutes,
             tensorboard=args.tensorboard,
             device=args.device,
@@ -188,22 +188,22 @@ def _sweep(cls: type, args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..training import Run
+    from ..training import TrainingRun
     from ..training.experiment import headline
     from ..training.sweep import best_of, restart
-    from .progress import Watchers, outcome
+    from .progress import ProgressDisplay, outcome
 
     config = _read_config(cls, args)
     jobs = [(Path(args.out) / f"{i:02d}", restart(config, i, args.seed)) for i in range(args.restarts)]
     outcomes = {}
-    with Watchers() as watch:
+    with ProgressDisplay() as watch:
 
         def report(folder: Path, result: dict) -> None:
             outcomes[folder] = result["stopped"]
             watch.done(f"run {folder.name}", outcome(folder, result))
 
         failed = run_jobs(jobs, args, report, lambda folder: watch(f"run {folder.name}"))
-    ours = [folder for folder, job in jobs if Run(folder).begun and not Run(folder).differs(job)]
+    ours = [folder for folder, job in jobs if TrainingRun(folder).begun and not TrainingRun(folder).differs(job)]
     chosen = best_of(ours)
     figure = headline(chosen[1])[0] if chosen else "score"
     table = Table("run", "learning rate", figure, "epoch", "minutes", "")
@@ -225,9 +225,9 @@ def tell_what_is_left(
     jobs: Sequence[tuple[Path, Any]], failed: Sequence[Path], minutes_each: float | None = None
 ) -> None:
     """How many runs are not finished, and which of them the same command would go on with."""
-    from ..training import Run
+    from ..training import TrainingRun
 
-    left = [Run(folder) for folder, _ in jobs if not Run(folder).finished and folder not in failed]
+    left = [TrainingRun(folder) for folder, _ in jobs if not TrainingRun(folder).finished and folder not in failed]
     spent = sum(minutes_each is not None and run.seconds() >= 60 * minutes_each for run in left)
     if len(left) > spent:
         print(f"{len(left) - spent} of {len(jobs)} runs are not finished; the same command goes on with them")

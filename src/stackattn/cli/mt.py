@@ -125,7 +125,7 @@ def _translate(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from ..text.bitext import read_pairs
-    from ..training import Run
+    from ..training import TrainingRun
     from ..training.mt import read_test_set
     from ..training.translator import write_scores
 
@@ -140,7 +140,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     with _counter("translating", len(source)) as done:
         found, translations = translator.evaluate(source, reference, done)
     name = Path(args.out) if args.out else Path(args.run) / ("files" if args.files else args.split)
-    write_scores(name, {**data, "model": Run(args.run).model_checksum(), **found}, translations)
+    write_scores(name, {**data, "model": TrainingRun(args.run).model_checksum(), **found}, translations)
     for metric, title in (("bleu", "BLEU"), ("chrf", "chrF")):
         print(f"{title} {found[metric]:.2f}  {found[f'{metric}_signature']}")
     seconds = found["translation_seconds"]

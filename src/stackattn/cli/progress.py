@@ -15,10 +15,10 @@ class Lines:
     def __init__(self, name: str):
         self.name = name
 
-    def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
+    def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None:
         pass
 
-    def evaluation(self, values: dict[str, Any], best: bool) -> None:
+    def on_evaluation(self, values: dict[str, Any], best: bool) -> None:
         self.show(f"{self.name}  {summary(values)}{'  (best)' if best else ''}")
 
     def show(self, line: str) -> None:
@@ -34,7 +34,7 @@ class Bar(Lines):
         self.task = progress.add_task(name, total=None, speed="", figures="")
         self.validation = ""
 
-    def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
+    def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None:
         speed = next(task.speed for task in self.progress.tasks if task.id == self.task)
         self.progress.update(
             self.task,
@@ -45,17 +45,17 @@ class Bar(Lines):
             speed=f"{speed:.1f} batches/s" if speed else "",
         )
 
-    def evaluation(self, values: dict[str, Any], best: bool) -> None:
+    def on_evaluation(self, values: dict[str, Any], best: bool) -> None:
         self.validation = f"  {_headline(values)}"
         if self.epochs is None:
-            super().evaluation(values, best)
+            super().on_evaluation(values, best)
             self.progress.reset(self.task, speed="", figures="")
 
     def show(self, line: str) -> None:
         self.progress.console.print(line, highlight=False, markup=False)
 
 
-class Watchers:
+class ProgressDisplay:
     """Makes what shows each run; used in a `with`."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Watchers:
             columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
             self.progress = Progress(*columns, fields[0], TimeRemainingColumn(), fields[1])
 
-    def __enter__(self) -> Watchers:
+    def __enter__(self) -> ProgressDisplay:
         if self.progress is not None:
             self.progress.start()
         return self

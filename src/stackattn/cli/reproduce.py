@@ -49,9 +49,9 @@ class Cell:
     @property
     def begun(self) -> int:
         """Restarts that have been evaluated at least once."""
-        from ..training import Run
+        from ..training import TrainingRun
 
-        return sum(bool(Run(folder).metrics()) for folder in self.folders)
+        return sum(bool(TrainingRun(folder).metrics()) for folder in self.folders)
 
 
 PENN_TREEBANK = ("ptb",), TRANSFORMERS, 20, "experiments", "stackattn.training.lm:LMConfig"
@@ -196,12 +196,12 @@ def _jobs(target: Target, args: argparse.Namespace) -> list[tuple[Path, Any]]:
 
 
 def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> list[Path]:
-    from ..training import Run
-    from .progress import Watchers, outcome
+    from ..training import TrainingRun
+    from .progress import ProgressDisplay, outcome
 
-    missing = sum(not Run(folder).finished for folder, _ in jobs)
+    missing = sum(not TrainingRun(folder).finished for folder, _ in jobs)
     print(f"{len(jobs) - missing} of {len(jobs)} runs are finished; training the others", flush=True)
-    with Watchers() as watch:
+    with ProgressDisplay() as watch:
         return run_jobs(
             jobs,
             args,

@@ -10,7 +10,7 @@ from typing import Any
 from ..analysis.curves import LABELS
 from ..cli.reproduce import Cell
 from ..files import write_json
-from ..training import Run
+from ..training import TrainingRun
 from ..training.cfl import CFLConfig, evaluate_run
 from ..training.experiment import config_of
 from ..training.sweep import best_of
@@ -26,7 +26,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        run = Run(folder)
+        run = TrainingRun(folder)
         test = measured(folder, _measure, _of_the_figure(folder))
         line = {"task": cell.task, "model": cell.model, "run": run, "best": best, "restarts": cell.begun}
         lines.append({**line, "test": test.get("lengths", [])})

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..analysis.curves import LABELS
 from ..cli.reproduce import Cell
 from ..files import write_json
-from ..training import Run
+from ..training import TrainingRun
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
 from .models import ARCHITECTURES, COUNTS
@@ -43,7 +43,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, config = measured(folder, _measure), Run(folder).config()
+        test, config = measured(folder, _measure), TrainingRun(folder).config()
         figures = test.get("parameters"), best["perplexity"], test.get("perplexity")
         rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
         rows.append([cell.task, LABELS[cell.model], "ours", *_perplexities(*figures), str(cell.begun), rate, batch])
@@ -63,7 +63,7 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
     header = ["task", "model", "", "examples/s", "min./epoch", "memory, MB", "threads", "batch"]
     rows, machines = [], set()
     for cell in cells:
-        ends = [(folder, metrics[-1]) for folder in cell.folders if (metrics := Run(folder).metrics())]
+        ends = [(folder, metrics[-1]) for folder in cell.folders if (metrics := TrainingRun(folder).metrics())]
         if not ends:
             continue
         folder, last = max(ends, key=lambda end: end[1]["examples"] / end[1]["train_seconds"])
@@ -71,7 +71,7 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
         environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
         machines.add(f"{environment['processor']}, {environment['cores']} cores")
         minutes, memory = last["examples_per_epoch"] / speed / 60, last["memory"] and last["memory"] / 1e6
-        batch = str(Run(folder).config()["data"]["batch_tokens"])
+        batch = str(TrainingRun(folder).config()["data"]["batch_tokens"])
         threads = str(environment["threads"])
         rows.append([cell.task, LABELS[cell.model], "ours", *_costs(speed, minutes, memory), threads, batch])
         if paper := PAPER.get((cell.task, cell.model)):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..analysis.curves import LABELS
 from ..cli.reproduce import TRANSFORMERS, Cell
-from ..training import Run
+from ..training import TrainingRun
 from ..training.sweep import best_of
 from .models import COUNTS
 from .tables import measured, number, publish
@@ -65,7 +65,9 @@ def _measure(folder: Path) -> None:
     test_set = read_test_set(folder)
     print(f"translating the test set with {folder}", file=sys.stderr, flush=True)
     scores, translations = Translator.load(folder, "cpu", **SEARCH).evaluate(*test_set)
-    write_scores(folder / "test", {"split": "test", "model": Run(folder).model_checksum(), **scores}, translations)
+    write_scores(
+        folder / "test", {"split": "test", "model": TrainingRun(folder).model_checksum(), **scores}, translations
+    )
 
 
 def _as_in_the_paper(test: dict[str, Any]) -> bool:

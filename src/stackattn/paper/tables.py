@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_text
-from ..training import Run, RunError
+from ..training import RunError, TrainingRun
 
 
 def number(value: float | None, form: str) -> str:
@@ -23,7 +23,7 @@ def measured(
     Where that cannot be done, it is said why, and the rest is shown all the same. Without its model, what was measured
     before is kept.
     """
-    run = Run(folder)
+    run = TrainingRun(folder)
     test = run.test()
     if run.model_checksum() is None or (test is not None and usable(test)):
         return test or {}

@@ -3,16 +3,16 @@
 from ..config import ConfigError, load_config
 from .experiment import run_experiment
 from .loop import TrainingConfig, train
-from .run import Run, RunError
+from .run import RunError, TrainingRun
 from .schedule import EarlyStopping, Plateau
 
 __all__ = [
     "ConfigError",
     "EarlyStopping",
     "Plateau",
-    "Run",
     "RunError",
     "TrainingConfig",
+    "TrainingRun",
     "load_config",
     "run_experiment",
     "train",

@@ -22,7 +22,7 @@ from .architectures import ModelOptions, TransformerOptions, build_language_mode
 from .experiment import config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
 from .processes import find_device
-from .run import Run
+from .run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -192,4 +192,4 @@ def evaluate_run(
     chosen = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
     model = load(model_folder(folder)).to(find_device(device))
     found = evaluate_by_length(model, options, chosen, per_length, seed)
-    return {"model": Run(folder).model_checksum(), **found}
+    return {"model": TrainingRun(folder).model_checksum(), **found}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .experiment import Experiment
-from .loop import Watcher
+from .loop import TrainingCallback
 from .run import RunError
 from .sweep import Job, Report, Reporting, run_one, unfinished
 
@@ -40,7 +40,7 @@ def run_all_on_cluster(
     minutes: float | None = None,
     minutes_each: float | None = None,
     report: Report = lambda folder, result: None,
-    watch: Callable[[Path], Watcher | None] = lambda folder: None,
+    callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
     memory: float = MEMORY,
 ) -> list[Path]:
     """Like `sweep.run_all`, on the cluster at `address` ("local": a new one on this machine).
@@ -55,14 +55,14 @@ def run_all_on_cluster(
     ray = _connect(address)
     deadline = None if minutes is None else time.time() + 60 * minutes
     try:
-        room, board = _Room(ray, address, memory), _Board(ray, watch)
+        room, board = _Room(ray, address, memory), _Board(ray, callback_for)
         # a process for each run, so that its peak memory is its own
         task = ray.remote(num_cpus=1, memory=int(memory * 1e9), max_retries=LOST_WORKERS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
             pin = _Pin(board.queue, folder)
             running[task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions(), pin)] = folder
-        while running and (deadline is None or time.time() < deadline + (GRACE_SECONDS if board.watchers else 0)):
+        while running and (deadline is None or time.time() < deadline + (GRACE_SECONDS if board.callbacks else 0)):
             done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
             room.look()
             board.look()
@@ -74,7 +74,7 @@ def run_all_on_cluster(
                 result = {"stopped": f"failed: {HIDDEN}"} if reference in hidden else _result(ray, reference, folder)
                 if result["stopped"].startswith("failed: "):
                     failed.append(folder)
-                board.watchers.pop(folder, None)  # a last batch may still be on its way
+                board.callbacks.pop(folder, None)  # a last batch may still be on its way
                 report(folder, result)
     except ray.exceptions.RayError as error:
         raise RunError(f"cluster {address}: lost: {_last_line(error)}; the same command goes on") from error
@@ -119,27 +119,27 @@ class _Room:
 
 
 class _Board:
-    """Where the workers pin up how far their runs have come, for the watchers here."""
+    """Where the workers pin up how far their runs have come, for the callbacks here."""
 
-    def __init__(self, ray: Any, watch: Callable[[Path], Watcher | None]):
+    def __init__(self, ray: Any, callback_for: Callable[[Path], TrainingCallback | None]):
         from ray.util.queue import Queue
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
-        self.watch = watch
-        self.watchers: dict[Path, Watcher | None] = {}  # of the runs that have begun
+        self.callback_for = callback_for
+        self.callbacks: dict[Path, TrainingCallback | None] = {}  # of the runs that have begun
         self.hidden: dict[Path, float] = {}  # runs that are evaluated somewhere and are not to be seen here, since when
 
     def look(self) -> None:
         for folder, (kind, values) in self.queue.get_nowait_batch(self.queue.size()):
-            if kind == "begun" and folder in self.watchers:
+            if kind == "begun" and folder in self.callbacks:
                 log.warning(f"{folder}: its worker was lost; {values[0]} goes on with it")
             elif kind == "begun":
-                self.watchers[folder] = self.watch(folder)
-            elif (watcher := self.watchers.get(folder)) is not None:
-                getattr(watcher, kind)(*values)
-            if kind == "evaluation" and not _seen(folder):
+                self.callbacks[folder] = self.callback_for(folder)
+            elif (callback := self.callbacks.get(folder)) is not None:
+                getattr(callback, kind)(*values)
+            if kind == "on_evaluation" and not _seen(folder):
                 self.hidden.setdefault(folder, time.monotonic())
 
     def hides(self, folder: Path) -> bool:
@@ -158,7 +158,7 @@ class _Pin:
         import ray
 
         sent = self.queue.actor.put_nowait.remote((self.folder, obj))
-        if obj[0] != "batch":  # the others are there before the run ends
+        if obj[0] != "on_batch":  # the others are there before the run ends
             ray.get(sent)
 
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 
 from ..config import ConfigError, from_values
-from .loop import Task, TrainingConfig, Watcher, train
+from .loop import Task, TrainingCallback, TrainingConfig, train
 from .processes import Processes
-from .run import Run, RunError
+from .run import RunError, TrainingRun
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def run_experiment(
     folder: str | Path,
     *,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    callback: TrainingCallback | None = None,
     minutes: float | None = None,
     tensorboard: bool = False,
     device: str = "cpu",
@@ -48,7 +48,7 @@ def run_experiment(
     Under `torchrun` all processes train one model together; they need to see the same folder, and the first one writes.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    run, processes = Run(folder, tensorboard), Processes(device)
+    run, processes = TrainingRun(folder, tensorboard), Processes(device)
     run.check(config, resume)  # in every process: one that waits for a first one that was refused waits long
     task, model = config.make()
     model.to(processes.device)
@@ -56,7 +56,7 @@ def run_experiment(
         with processes.together():
             # not before: what cannot be built leaves no folder
             state = processes.from_first(run.start(config, resume) if processes.first else None)
-            return train(model, task, config.training, run, state, watcher, deadline, processes)
+            return train(model, task, config.training, run, state, callback, deadline, processes)
     finally:
         run.close()
 
@@ -71,7 +71,7 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
 
 def config_of(cls: type[T], folder: str | Path) -> T:
     """The configuration of a run."""
-    run = Run(folder)
+    run = TrainingRun(folder)
     try:
         return from_values(cls, run.config(), source=str(run.folder / "config.json"))
     except ConfigError as error:
@@ -84,7 +84,7 @@ def model_folder(folder: str | Path) -> Path:
     if (folder / "best").is_dir():
         return folder / "best"
     if (folder / "environment.json").exists() or (folder / "metrics.jsonl").exists():
-        raise RunError(f"{folder}: there is no best model ({Run(folder).without_model})")
+        raise RunError(f"{folder}: there is no best model ({TrainingRun(folder).without_model})")
     return folder
 
 

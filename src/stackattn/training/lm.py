@@ -22,14 +22,14 @@ from .architectures import TransformerOptions, build_language_model
 from .experiment import check_corpus, config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
 from .processes import find_device
-from .run import Run
+from .run import TrainingRun
 
 EVALUATION_TOKENS = 2048  # of a batch without gradients
 IGNORED = -100  # the target of padding
 
 
 @dataclass(frozen=True)
-class CorpusOptions:
+class LMDataOptions:
     folder: str
     """Made by `stackattn lm prepare` or `prepare-ptb`."""
     batch_tokens: int = 256
@@ -85,7 +85,7 @@ class LMTraining(TrainingConfig):
 class LMConfig:
     """A model, a corpus and how to train the one on the other."""
 
-    data: CorpusOptions
+    data: LMDataOptions
     model: LMOptions = field(default_factory=LMOptions)
     training: LMTraining = field(default_factory=LMTraining)
 
@@ -106,7 +106,7 @@ def build_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
 
 
 class LMTask:
-    def __init__(self, options: CorpusOptions):
+    def __init__(self, options: LMDataOptions):
         self.options = options
         self.vocabulary = Vocabulary.load(options.folder)
         check_corpus(options.folder, options.checksum, corpus_checksum(options.folder))
@@ -203,7 +203,7 @@ def evaluate_run(
     return {
         "split": split,
         "corpus": corpus,
-        "model": Run(folder).model_checksum(),
+        "model": TrainingRun(folder).model_checksum(),
         **found,
         "parameters": sum(x.numel() for x in model.parameters()),
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .processes import PRECISIONS, Processes, autocast
-from .run import Run, RunError, peak_memory
+from .run import RunError, TrainingRun, peak_memory
 from .schedule import EarlyStopping, Plateau
 
 CHECKPOINT_SECONDS = 300.0  # where evaluations are rare, no more than this is lost by a run that is killed
@@ -83,12 +83,12 @@ class Task(Protocol):
         ...
 
 
-class Watcher(Protocol):
+class TrainingCallback(Protocol):
     """Whoever shows the progress."""
 
-    def batch(self, epoch: int, done: int, total: int, loss: float) -> None: ...
+    def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None: ...
 
-    def evaluation(self, values: dict[str, Any], best: bool) -> None: ...
+    def on_evaluation(self, values: dict[str, Any], best: bool) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def train(
     model: nn.Module,
     task: Task,
     config: TrainingConfig,
-    run: Run,
+    run: TrainingRun,
     state: dict[str, Any] | None = None,
-    watcher: Watcher | None = None,
+    callback: TrainingCallback | None = None,
     deadline: float | None = None,
     processes: Processes | None = None,
 ) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def train(
     `deadline` (a `time.monotonic()`) ends the run early, after at least one batch: such a run is not finished, and can
     go on.
     """
-    training = _Training(model, task, config, run, watcher, processes or Processes())
+    training = _Training(model, task, config, run, callback, processes or Processes())
     training.restore(state)
     return training.go(math.inf if deadline is None else deadline)
 
@@ -138,12 +138,12 @@ class _Training:
         model: nn.Module,
         task: Task,
         config: TrainingConfig,
-        run: Run,
-        watcher: Watcher | None,
+        run: TrainingRun,
+        callback: TrainingCallback | None,
         processes: Processes,
     ):
         self.model, self.task, self.config, self.run, self.processes = model, task, config, run, processes
-        self.watcher = watcher if processes.first else None
+        self.callback = callback if processes.first else None
         self.parallel = processes.wrap(model)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
         self.plateau = Plateau(config.lr_factor, config.lr_patience, config.published)
@@ -226,8 +226,8 @@ class _Training:
             losses=old.losses + 1,
             train_seconds=old.train_seconds + time.monotonic() - started,
         )
-        if self.watcher is not None:
-            self.watcher.batch(old.epoch, old.batch + 1, batches, value)
+        if self.callback is not None:
+            self.callback.on_batch(old.epoch, old.batch + 1, batches, value)
 
     def _loss(self, batch: Any, size: int) -> Tensor:
         """Of this process's share, weighted so that the mean over processes is the loss of the batch."""
@@ -276,8 +276,8 @@ class _Training:
                     self.task.save(self.model, self.run.folder / "best")
                 self.run.log(values)
         self._checkpoint(epoch_ends)
-        if self.watcher is not None:
-            self.watcher.evaluation(values, best)
+        if self.callback is not None:
+            self.callback.on_evaluation(values, best)
 
     def _checkpoint(self, epoch_ends: bool) -> None:
         self._advance(seconds=time.monotonic() - self.began)

@@ -23,7 +23,7 @@ IGNORED = -100  # a target that costs nothing: behind the end
 
 
 @dataclass(frozen=True)
-class CorpusOptions:
+class MTDataOptions:
     folder: str
     """Made by `stackattn mt prepare`."""
     digest: str | None = None
@@ -76,7 +76,7 @@ class MTTraining(TrainingConfig):
 class MTConfig:
     """A corpus, a model and how to train the one on the other."""
 
-    data: CorpusOptions
+    data: MTDataOptions
     model: TranslatorOptions = field(default_factory=TranslatorOptions)
     training: MTTraining = field(default_factory=MTTraining)
 
@@ -141,7 +141,7 @@ class Pairs:
 
 
 class MTTask:
-    def __init__(self, options: CorpusOptions):
+    def __init__(self, options: MTDataOptions):
         check_corpus(options.folder, options.digest, corpus_digest(options.folder))
         self.options = options
         self.tokenizer = PieceTokenizer.load(options.folder)

@@ -51,7 +51,7 @@ class RunBusy(RunError):
     """Another process is working on the run."""
 
 
-class Run:
+class TrainingRun:
     def __init__(self, folder: str | Path, tensorboard: bool = False):
         self.folder = Path(folder)
         self._tensorboard = tensorboard

@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from .experiment import Experiment, headline, run_experiment
-from .loop import Watcher
-from .run import Run, RunBusy, RunError
+from .loop import TrainingCallback
+from .run import RunBusy, RunError, TrainingRun
 
 E = TypeVar("E", bound=Experiment)
 SHOWN_EVERY = 0.2  # seconds between two batches that a run reports
@@ -56,9 +56,9 @@ def unfinished(jobs: Sequence[Job], report: Report) -> tuple[list[Job], list[Pat
     """The jobs that are still to be done, and the folders where a finished run has another configuration."""
     waiting, failed = [], []
     for folder, config in jobs:
-        if not Run(folder).finished:
+        if not TrainingRun(folder).finished:
             waiting.append((folder, config))
-        elif there := Run(folder).differs(config):
+        elif there := TrainingRun(folder).differs(config):
             failed.append(folder)
             report(folder, {"stopped": f"failed: the run there has another configuration ({there})"})
     return waiting, failed
@@ -70,7 +70,7 @@ def run_all(
     minutes: float | None = None,
     minutes_each: float | None = None,
     report: Report = lambda folder, result: None,
-    watch: Callable[[Path], Watcher | None] = lambda folder: None,
+    callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
 ) -> list[Path]:
     """Run every job that is not finished yet, one thread each, as many at once as there are cores.
 
@@ -82,7 +82,7 @@ def run_all(
     waiting, failed = unfinished(jobs, report)
     processes = processes or cores()
     context = get_context("spawn")  # not forked: a forked child of a process that has used OpenMP hangs
-    running: dict[Any, tuple[Any, Path, Watcher | None]] = {}
+    running: dict[Any, tuple[Any, Path, TrainingCallback | None]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < processes and (deadline is None or time.time() < deadline):
@@ -91,19 +91,19 @@ def run_all(
                 process = context.Process(target=_run, args=(theirs, config, folder, deadline, minutes_each))
                 process.start()
                 theirs.close()
-                running[ours] = process, folder, watch(folder)
+                running[ours] = process, folder, callback_for(folder)
             if not running:
                 break
             for end in connection.wait(list(running)):
-                process, folder, watcher = running[end]
+                process, folder, callback = running[end]
                 try:
                     kind, values = end.recv()  # pyright: ignore
                 except EOFError:
                     process.join()
                     kind, values = "failed", (f"the process ended with code {process.exitcode}",)
                 if kind not in ("finished", "failed"):
-                    if watcher is not None:
-                        getattr(watcher, kind)(*values)
+                    if callback is not None:
+                        getattr(callback, kind)(*values)
                     continue
                 del running[end]
                 process.join()
@@ -130,13 +130,13 @@ class Reporting:
         self.sender, self.every = sender, every
         self.told = 0.0
 
-    def batch(self, epoch: int, done: int, total: int, loss: float) -> None:
+    def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None:
         if time.monotonic() - self.told > self.every:
             self.told = time.monotonic()
-            self.sender.send(("batch", (epoch, done, total, loss)))
+            self.sender.send(("on_batch", (epoch, done, total, loss)))
 
-    def evaluation(self, values: dict[str, Any], best: bool) -> None:
-        self.sender.send(("evaluation", (values, best)))
+    def on_evaluation(self, values: dict[str, Any], best: bool) -> None:
+        self.sender.send(("on_evaluation", (values, best)))
 
 
 def _run(sender: Sender, config: Experiment, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
@@ -152,27 +152,27 @@ def run_one(
     folder: Path,
     deadline: float | None,
     minutes_each: float | None,
-    watcher: Watcher | None = None,
+    callback: TrainingCallback | None = None,
 ) -> tuple[str, Any]:
     """One run on one thread, begun or taken up: "finished" and the result, or "failed" or "busy" and why."""
     import torch
 
     torch.set_num_threads(1)
     try:
-        if Run(folder).finished:
-            return "finished", Run(folder).result()
+        if TrainingRun(folder).finished:
+            return "finished", TrainingRun(folder).result()
         left = [] if deadline is None else [(deadline - time.time()) / 60]
         if minutes_each is not None:
-            left.append(minutes_each - Run(folder).seconds() / 60)
+            left.append(minutes_each - TrainingRun(folder).seconds() / 60)
         if left and min(left) <= 0:
             return "finished", {"stopped": "budget"}
         minutes = min(left) if left else None
-        return "finished", run_experiment(config, folder, resume=True, minutes=minutes, watcher=watcher)
+        return "finished", run_experiment(config, folder, resume=True, minutes=minutes, callback=callback)
     except RunBusy as error:
         return "busy", str(error)
     except (RunError, ValueError, OSError) as error:
-        if Run(folder).finished:  # by a process that had been given up for lost
-            return "finished", Run(folder).result()
+        if TrainingRun(folder).finished:  # by a process that had been given up for lost
+            return "finished", TrainingRun(folder).result()
         return "failed", str(error)
 
 
@@ -187,7 +187,7 @@ def best_of(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]] | None:
     """The run with the lowest headline figure (see `headline`), and the evaluation where it had it."""
     found = []
     for folder in folders:
-        metrics = [values for values in Run(folder).metrics() if math.isfinite(values["score"])]
+        metrics = [values for values in TrainingRun(folder).metrics() if math.isfinite(values["score"])]
         if metrics:
             best = min(metrics, key=lambda values: values["score"])
             found.append((headline(best)[1], folder, best))
