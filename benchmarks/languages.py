@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stackattn.languages import dyck, evaluation_set, hardest_cfl, language
+from stackattn.languages import dyck, evaluation_set, get_language, hardest_cfl
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         "",
     ),
     "padded reversal, published: test set (6,100 strings) and its bounds": (
-        lambda: evaluation_set(language("padded-reversal", variant="published")).lower_bounds_by_length(),
+        lambda: evaluation_set(get_language("padded-reversal", variant="published")).lower_bounds_by_length(),
         "",
     ),
 }

@@ -7,7 +7,7 @@ import torch
 from stackattn.analysis import watch_stacks
 from stackattn.analysis.strings import PAPER, choose_strings, why_foreign
 from stackattn.analysis.study import study
-from stackattn.languages import dyck, language, marked_reversal
+from stackattn.languages import dyck, get_language, marked_reversal
 from stackattn.models import load
 
 
@@ -76,17 +76,17 @@ def test_which_strings():
     assert [s.source for s in choose_strings(dyck(), (4, 8), seed=7)] == ["sample 1, seed 7", "sample 2, seed 7"]
     assert len(choose_strings(dyck(), (40, 80), samples=1)) == 1
     for name, text in PAPER.items():
-        assert language(name, variant="published").contains(text)
+        assert get_language(name, variant="published").contains(text)
     with pytest.raises(ValueError, match=r"'x' \(symbol 2 of the string\) is not one of the symbols"):
         choose_strings(dyck(), (4, 8), ["(x)"])
     with pytest.raises(ValueError, match="the empty string has no steps to see"):
         choose_strings(dyck(), (4, 8), ["()", ""])
-    assert all(len(string.ids) for string in choose_strings(language("unmarked-reversal"), (0, 2), samples=20))
+    assert all(len(string.ids) for string in choose_strings(get_language("unmarked-reversal"), (0, 2), samples=20))
 
 
 def test_why_a_balanced_string_is_foreign(make_run):
     assert [why_foreign(dyck(), np.array(ids)) for ids in ([0, 1], [0, 0])] == ["", ""]
-    published = language("dyck", variant="published")
+    published = get_language("dyck", variant="published")
     found = [why_foreign(published, published.encode(text)) for text in ("([])", "()[]", "(]")]
     assert "two outermost pairs" in found[0]
     assert found[1:] == ["", ""]

@@ -9,7 +9,7 @@ from stackattn.analysis import (
     derivation_tops,
     real_tops,
 )
-from stackattn.languages import dyck, language, marked_reversal
+from stackattn.languages import dyck, get_language, marked_reversal
 
 ACTIONS = {"push": [1.0, 0, 0], "no-op": [0, 1.0, 0], "pop": [0, 0, 1.0]}
 
@@ -26,8 +26,8 @@ ACTIONS = {"push": [1.0, 0, 0], "no-op": [0, 1.0, 0], "pop": [0, 0, 1.0]}
         (marked_reversal(), "01#0", None),
         (marked_reversal(), "0#00", None),
         (marked_reversal(), "0##", None),
-        (language("unmarked-reversal"), "00", None),
-        (language("hardest-cfl"), ",$()", None),
+        (get_language("unmarked-reversal"), "00", None),
+        (get_language("hardest-cfl"), ",$()", None),
     ],
 )
 def test_real_tops(made, text, tops):
@@ -57,12 +57,12 @@ def test_real_stack_accepts_what_the_language_makes():
     ],
 )
 def test_derivation_tops(name, text, tops):
-    made = language(name)
+    made = get_language(name)
     assert derivation_tops(made, made.encode(text)) == tops
 
 
 def test_best_runs_are_compared_with_derivations():
-    made = language("unmarked-reversal")
+    made = get_language("unmarked-reversal")
     tops = [[derivation_tops(made, made.encode("0110"))]]
     actions = torch.tensor([[ACTIONS[kind] for kind in ("no-op", "push", "push", "pop", "pop")]])
     # each action is more probable than the two others, but not than both together

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stackattn.cli import main
-from stackattn.languages import Dataset, dyck, language
+from stackattn.languages import Dataset, dyck, get_language
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_write(run, tmp_path):
     assert f"validation.txt: 10 strings, lower bound {validation.lower_bound():.6f}" in out
     assert train.about == {"set": "training", "seed": 4}
     assert test.about == {"set": "test", "seed": 0}
-    scores = language("dyck", variant="published").log_prob_given_length(train.strings)
+    scores = get_language("dyck", variant="published").log_prob_given_length(train.strings)
     np.testing.assert_allclose(train.log_probs, scores, atol=1e-12)
     assert json.loads((tmp_path / "data" / "test.json").read_text())["num_valid_lengths"] == 5
     before = (tmp_path / "data" / "train.txt").read_bytes()

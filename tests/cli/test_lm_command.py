@@ -199,9 +199,9 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
     report = json.loads((tmp_path / "words/report.json").read_text())
     train = {"lines": 15, "blank": 5, "headings": 5, "sentences": 20, "too_long": 0, "tokens_too_long": 0}
     assert report["read"]["train"] == train
-    assert report["read"]["valid"]["tokens_too_long"] == 10
-    assert report["written"]["valid"] == {"sentences": 1, "tokens": 4, "unknown": 1}
-    assert (tmp_path / "words/valid.txt").read_text() == "The <unk> fell .\n"
+    assert report["read"]["validation"]["tokens_too_long"] == 10
+    assert report["written"]["validation"] == {"sentences": 1, "tokens": 4, "unknown": 1}
+    assert (tmp_path / "words/validation.txt").read_text() == "The <unk> fell .\n"
     assert report["options"]["min_count"] == 2
 
     pytest.importorskip("sentencepiece")

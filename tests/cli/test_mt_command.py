@@ -28,13 +28,13 @@ def files(tmp_path_factory):
         text = "\n".join([*lines, "", "." if side == "de" else "x", "y" * (9 if side == "de" else 90)]) + "\n"
         (folder / f"train.{side}.gz").write_bytes(gzip.compress(text.encode()))
         segments = "".join(f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(lines[:6]))
-        (folder / f"valid.{side}.sgm").write_text(f"<refset>\n{segments}</refset>\n")
+        (folder / f"validation.{side}.sgm").write_text(f"<refset>\n{segments}</refset>\n")
         (folder / f"test.{side}").write_text("".join(f"{line}\n" for line in [*lines[:5], "z" * 200]))
     return folder
 
 
 def prepare_command(files, out, **changes):
-    named = {"train": "train.{}.gz", "validation": "valid.{}.sgm", "test": "test.{}"} | changes
+    named = {"train": "train.{}.gz", "validation": "validation.{}.sgm", "test": "test.{}"} | changes
     splits = [
         x for split, name in named.items() for x in (f"--{split}", *(files / name.format(s) for s in ("de", "en")))
     ]

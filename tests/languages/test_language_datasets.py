@@ -12,7 +12,7 @@ from stackattn.languages import (
     Dataset,
     dyck,
     evaluation_set,
-    language,
+    get_language,
     marked_reversal,
     padded_reversal,
     sample_batches,
@@ -82,9 +82,9 @@ def test_lower_bound_is_the_mean_of_the_scores():
 @pytest.mark.parametrize(
     "made",
     [
-        language("dyck", k=3, variant="published"),
-        language("marked-copy"),
-        language("padded-reversal", mean_padding_length="7/2"),
+        get_language("dyck", k=3, variant="published"),
+        get_language("marked-copy"),
+        get_language("padded-reversal", mean_padding_length="7/2"),
         dyck(k=5),
         PCFG.from_text("%start T\nS -> 'the' S [1/3] | [2/3]\nT -> S S 'end'", name="mine"),
     ],
@@ -108,7 +108,7 @@ def test_files_come_back_as_they_were(made, tmp_path):
 
 
 def test_files_are_plain(tmp_path):
-    found = Dataset(language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]]), np.array([[0, 2, 3, 1]])])
+    found = Dataset(get_language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]]), np.array([[0, 2, 3, 1]])])
     found.save(tmp_path / "d")
     assert (tmp_path / "d.txt").read_text() == "( )\n[ ]\n( [ ] )\n"
     about = json.loads((tmp_path / "d.json").read_text())
@@ -122,7 +122,7 @@ def test_files_are_plain(tmp_path):
 
 
 def test_damaged_files_are_refused_by_name_and_line(tmp_path):
-    found = Dataset(language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]])])
+    found = Dataset(get_language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]])])
     found.save(tmp_path / "d")
     (tmp_path / "d.txt").write_text("( )\n")
     with pytest.raises(ValueError, match=r"d\.txt: expected 2 lines, as d\.json says, got 1"):

@@ -15,8 +15,8 @@ from stackattn.languages import (
     TASKS,
     dyck,
     evaluation_set,
+    get_language,
     hardest_cfl,
-    language,
     marked_reversal,
     padded_reversal,
     unmarked_reversal,
@@ -44,7 +44,7 @@ PUBLISHED_TOTALS = {
 
 @pytest.mark.parametrize("name", PAPER)
 def test_recorded_numbers(name):
-    recorded, grammar = RECORDED[name], language(name, variant="published")
+    recorded, grammar = RECORDED[name], get_language(name, variant="published")
     assert list(grammar.symbols) == recorded["symbols"]
     assert grammar.valid_lengths(1, 20).tolist() == recorded["valid_lengths_1_20"]
     assert len(grammar.valid_lengths(40, 80)) == recorded["num_valid_lengths_40_80"]
@@ -64,7 +64,7 @@ def test_recorded_numbers(name):
     ],
 )
 def test_valid_lengths(name, train, test, parity):
-    grammar = language(name, variant="published")
+    grammar = get_language(name, variant="published")
     assert len(grammar.valid_lengths(40, 80)) == train
     assert len(grammar.valid_lengths(40, 100)) == test
     assert {int(n) % 2 for n in grammar.valid_lengths(40, 100)} == parity
@@ -72,7 +72,7 @@ def test_valid_lengths(name, train, test, parity):
 
 @pytest.mark.parametrize("name", [*PAPER[:4], pytest.param(PAPER[4], marks=pytest.mark.slow)])
 def test_published_bounds_within_the_error_of_their_samples(name):
-    grammar = language(name, variant="published")
+    grammar = get_language(name, variant="published")
     generator = np.random.default_rng(0)
     for length, published in PUBLISHED_BINS[name]:
         n = 300
@@ -87,7 +87,7 @@ def test_published_bounds_within_the_error_of_their_samples(name):
 
 @pytest.mark.parametrize("name", ["marked-reversal", "unmarked-reversal", "padded-reversal", "dyck"])
 def test_bound_of_a_test_set_is_close_to_the_published_one(name):
-    found = evaluation_set(language(name, variant="published"), seed=1, per_length=30).lower_bound()
+    found = evaluation_set(get_language(name, variant="published"), seed=1, per_length=30).lower_bound()
     assert found == pytest.approx(PUBLISHED_TOTALS[name], abs=2e-6 if "marked" in name else 0.004)
 
 
@@ -195,11 +195,11 @@ def test_padded_reversal_is_ambiguous():
 
 
 def test_names_and_parameters_with_suggestions():
-    assert language("dyck", k=3).symbols == dyck(k=3).symbols
+    assert get_language("dyck", k=3).symbols == dyck(k=3).symbols
     with pytest.raises(ValueError, match=r"no language 'dyk' \(did you mean 'dyck'\?\)"):
-        language("dyk")
+        get_language("dyk")
     with pytest.raises(ValueError, match=r"dyck has no parameter 'mean_deep' \(did you mean 'mean_depth'\?\)"):
-        language("dyck", mean_deep=3)
+        get_language("dyck", mean_deep=3)
     with pytest.raises(ValueError, match="variant must be one of plain, published, got 'paper'"):
         dyck(variant="paper")
     with pytest.raises(ValueError, match=r"mean_depth must be at least 1, got 0\.5"):
@@ -211,7 +211,7 @@ def test_names_and_parameters_with_suggestions():
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         dyck(k=0)
     with pytest.raises(TypeError, match=r"k must be an integer, got 2\.0"):
-        language("marked-copy", k=2.0)
+        get_language("marked-copy", k=2.0)
 
 
 COMPANION_STRINGS = {
@@ -226,7 +226,7 @@ COMPANION_STRINGS = {
 
 @pytest.mark.parametrize("name", COMPANIONS)
 def test_companions_against_enumeration(name):
-    found = language(name)
+    found = get_language(name)
     words = {n: list(itertools.product("01", repeat=n)) for n in range(5)}
     if name == "count-3":
         members = {3 * n: ["a " * n + "b " * n + "c " * n] for n in range(5)}
@@ -258,5 +258,8 @@ def test_companions_against_enumeration(name):
 
 def test_companions_refuse_impossible_lengths():
     with pytest.raises(ValueError, match="marked-copy has no strings of length 4"):
-        language("marked-copy").sample(4, generator=np.random.default_rng(0))
-    assert language("marked-copy").log_prob_given_length(["0 # 1", "0 0", "# # #", "0 x 0"]).tolist() == [-math.inf] * 4
+        get_language("marked-copy").sample(4, generator=np.random.default_rng(0))
+    assert (
+        get_language("marked-copy").log_prob_given_length(["0 # 1", "0 0", "# # #", "0 x 0"]).tolist()
+        == [-math.inf] * 4
+    )

@@ -43,7 +43,7 @@ def test_a_budget_of_nothing_is_refused():
 
 
 def test_padding():
-    tokens, lengths = pad([[3, 4, 5], [], [6]], padding=9)
+    tokens, lengths = pad([[3, 4, 5], [], [6]], value=9)
     assert tokens.tolist() == [[3, 4, 5], [9, 9, 9], [6, 9, 9]]
     assert lengths.tolist() == [3, 0, 1]
     assert pad([])[0].shape == (0, 0)

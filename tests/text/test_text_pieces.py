@@ -37,8 +37,8 @@ def test_the_order_of_the_vocabulary(tokenizer):
     assert tokenizer.target == sorted(seen[1])
     only = sorted(seen[0] - seen[1])
     order = [*tokenizer.target, "UNK", "EOS", *only, "BOS", "PAD"]
-    assert (tokenizer.unknown, tokenizer.end) == (order.index("UNK"), order.index("EOS"))
-    assert (tokenizer.begin, tokenizer.padding) == (order.index("BOS"), order.index("PAD"))
+    assert (tokenizer.unknown, tokenizer.eos) == (order.index("UNK"), order.index("EOS"))
+    assert (tokenizer.bos, tokenizer.pad) == (order.index("BOS"), order.index("PAD"))
     assert (tokenizer.input_size, tokenizer.output_size) == (len(order), order.index("EOS") + 1)
     assert len(only) > 5
     for text, tokens in zip(SOURCE, tokenizer.encode_source(SOURCE), strict=True):

@@ -64,7 +64,7 @@ def test_vocabulary_of_words(tmp_path):
     vocabulary = count_vocabulary([["b", "a", "b", "rare"], ["a"]], 2, "<unk>")
     assert vocabulary.types == ("<unk>", "a", "b")
     assert vocabulary.encode(["b", "never", "<unk>"]) == [2, 0, 0]
-    assert (vocabulary.eos, vocabulary.bos, vocabulary.padding) == (3, 4, 5)
+    assert (vocabulary.eos, vocabulary.bos, vocabulary.pad) == (3, 4, 5)
     assert (vocabulary.output_size, vocabulary.input_size) == (4, 6)
     assert vocabulary.join([1, 2]) == "a b"
     vocabulary.save(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stackattn.text import penn_treebank
-from stackattn.text.corpus import SPLITS, corpus_checksum, read_split, share_out, write_corpus
+from stackattn.text.corpus import SPLITS, corpus_fingerprint, read_split, share_out, write_corpus
 from stackattn.text.penn_treebank import by_section, find_files, read_part, read_sections, treebank_vocabulary
 from stackattn.text.vocabulary import Vocabulary
 
@@ -43,7 +43,7 @@ def test_sections_and_the_slip(layout, tmp_path):
     (tmp_path / "brown/cf01.mrg").write_text(trees("not the Journal"))
     splits, _ = read_sections(tmp_path)
     assert [x[2] for x in splits["train"]] == [f"{section:02d}00" for section in range(2, 22)]
-    assert [x[2] for x in splits["valid"]] == ["2422", "2424", "2424"]
+    assert [x[2] for x in splits["validation"]] == ["2422", "2424", "2424"]
     assert [x[2] for x in splits["test"]] == ["2300"]
 
 
@@ -122,13 +122,13 @@ def test_a_part_is_divided_in_order(tmp_path):
 
 
 def test_the_folder(tmp_path):
-    splits = {"train": [["a", "a", "Bonk"]], "valid": [["a", "donk", "Honk"]], "test": [["a"]]}
+    splits = {"train": [["a", "a", "Bonk"]], "validation": [["a", "donk", "Honk"]], "test": [["a"]]}
     vocabulary = treebank_vocabulary(splits["train"], whole=False)
     report = write_corpus(tmp_path / "data", splits, vocabulary, {"source": "here"})
-    assert (tmp_path / "data/valid.txt").read_text() == "a UNK UNK-INITC\n"
-    assert report["written"]["valid"] == {"sentences": 1, "tokens": 3, "unknown": 2}
+    assert (tmp_path / "data/validation.txt").read_text() == "a UNK UNK-INITC\n"
+    assert report["written"]["validation"] == {"sentences": 1, "tokens": 3, "unknown": 2}
     assert json.loads((tmp_path / "data/report.json").read_text()) == report
-    assert corpus_checksum(tmp_path / "data") == report["checksum"]
+    assert corpus_fingerprint(tmp_path / "data") == report["checksum"]
     read = Vocabulary.load(tmp_path / "data")
     assert read == vocabulary
     assert read_split(tmp_path / "data", "train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
@@ -140,7 +140,7 @@ def test_the_folder(tmp_path):
     for text in ("{", "[]", "{}"):
         (tmp_path / "other/report.json").write_text(text)
         with pytest.raises(ValueError, match=r"other/report\.json: not the report of `stackattn lm prepare`"):
-            corpus_checksum(tmp_path / "other")
+            corpus_fingerprint(tmp_path / "other")
 
 
 def test_the_word_classes_is_a_word(tmp_path):
@@ -152,10 +152,12 @@ def test_the_word_classes_is_a_word(tmp_path):
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
     vocabulary = treebank_vocabulary([["a", "a"]], whole=True)
-    with pytest.raises(ValueError, match="valid, sentence 2: 'b' is not in the vocabulary"):
-        write_corpus(tmp_path / "data", {"train": [["a"]], "valid": [["a"], ["b"]], "test": [["a"]]}, vocabulary, {})
+    with pytest.raises(ValueError, match="validation, sentence 2: 'b' is not in the vocabulary"):
+        write_corpus(
+            tmp_path / "data", {"train": [["a"]], "validation": [["a"], ["b"]], "test": [["a"]]}, vocabulary, {}
+        )
     with pytest.raises(ValueError, match="test: no sentences are left"):
-        write_corpus(tmp_path / "data", {"train": [["a"]], "valid": [["a"]], "test": []}, vocabulary, {})
+        write_corpus(tmp_path / "data", {"train": [["a"]], "validation": [["a"]], "test": []}, vocabulary, {})
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ import torch
 from runs import MODELS, tiny
 from torch import nn
 
-from stackattn.languages import language
+from stackattn.languages import get_language
 from stackattn.training.cfl import CFLTask, LanguageOptions, build_model, evaluate_by_length
 
 
@@ -27,7 +27,7 @@ class Perfect(nn.Module):
 
     def __init__(self, name, lengths):
         super().__init__()
-        made = language(name)
+        made = get_language(name)
         self.size = len(made.symbols) + 1
         self.mass = {}
         valid = made.valid_lengths(*lengths)

@@ -33,7 +33,7 @@ SENTENCES = [x.split() for x in ("a b", "a b c", "b", "a a a a a b", "c b a", "b
 
 @pytest.fixture
 def folder(tmp_path):
-    splits = {"train": SENTENCES, "valid": SENTENCES[:4], "test": SENTENCES[3:6]}
+    splits = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[3:6]}
     write_corpus(tmp_path / "data", splits, count_vocabulary(SENTENCES, 1, "<unk>"), {})
     return tmp_path / "data"
 
@@ -186,7 +186,7 @@ def test_a_run_knows_its_corpus(folder, tmp_path):
     assert own["corpus"] == made.data.checksum
     with pytest.raises(FileNotFoundError, match=r"data/report\.json: not there"):
         evaluate_run(tmp_path / "run")
-    others = {"train": SENTENCES, "valid": SENTENCES[:4], "test": SENTENCES[:2]}
+    others = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
     report = write_corpus(folder, others, count_vocabulary(SENTENCES, 1, "<unk>"), {})
     message = f"data has another corpus: expected {made.data.checksum}, got {report['checksum']}"
     with pytest.raises(ValueError, match=message):

@@ -42,7 +42,7 @@ def nats(task, model, i, smoothing, pairs):
     """Of one pair, token by token."""
     source, target = pairs.source[i].tolist(), pairs.target[i].tolist()
     total = 0.0
-    for before, token in zip([task.tokenizer.begin, *target], [*target, task.tokenizer.end], strict=True):
+    for before, token in zip([task.tokenizer.bos, *target], [*target, task.tokenizer.eos], strict=True):
         log_probs = model.table[len(source) + 1, before].log_softmax(-1)  # the source ends with EOS
         total -= (1 - smoothing) * log_probs[token].item() + smoothing * log_probs.mean().item()
     return total

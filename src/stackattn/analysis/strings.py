@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..languages import Language
-from ..languages import language as make_language
+from ..languages import Language, get_language
 from ..ops import AutomatonRun
 from .real_stack import real_tops
 from .traces import NondeterministicTrace, StackTrace, watch_stacks
@@ -99,7 +98,7 @@ def why_foreign(language: Language, string: np.ndarray) -> str:
     parameters = (language.recipe or {}).get("parameters", {})
     if parameters.get("variant") != "published" or language.contains(string):
         return ""
-    if not make_language(language.name, **{**parameters, "variant": "plain"}).contains(string):
+    if not get_language(language.name, **{**parameters, "variant": "plain"}).contains(string):
         return ""
     return f" Its variant “published” leaves it out{PUBLISHED.get(language.name, '')}."
 

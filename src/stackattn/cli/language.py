@@ -230,7 +230,7 @@ def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int])
 
 
 def _language(args: argparse.Namespace) -> Language:
-    from stackattn.languages import PCFG, is_grammar_file, language
+    from stackattn.languages import PCFG, get_language, is_grammar_file
 
     if is_grammar_file(args.language):
         if args.set:
@@ -243,7 +243,7 @@ def _language(args: argparse.Namespace) -> Language:
             raise ValueError(f"--set: expected NAME=VALUE, got {item!r}")
         parameters[name] = _value(value)
     try:
-        return language(args.language, **parameters)
+        return get_language(args.language, **parameters)
     except TypeError as error:
         raise ValueError(f"--set: {error}") from None
 

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_training_arguments(commands, "experiments/ptb")
     evaluate = commands.add_parser("evaluate", help="perplexity of a run's best model on the test set")
     evaluate.add_argument("run", help="folder of a run")
-    evaluate.add_argument("--split", choices=("train", "valid", "test"), default="test", help="(default: %(default)s)")
+    evaluate.add_argument(
+        "--split", choices=("train", "validation", "test"), default="test", help="(default: %(default)s)"
+    )
     evaluate.add_argument("--data", help="folder of the data, if the run's has moved, or of others")
     generate = commands.add_parser("generate", help="sample sentences from a model")
     generate.add_argument(

@@ -20,7 +20,7 @@ def add_arguments(commands: Any) -> None:
         help="for a part of the treebank: how to divide its sentences, in their order, for training, validation, test",
     )
     plain = commands.add_parser("prepare", help="make data from plain text, tokens separated by blanks")
-    for split in ("train", "valid", "test"):
+    for split in ("train", "validation", "test"):
         plain.add_argument(split, type=Path, help="a text file, or one packed by gzip, with a sentence to a line")
     plain.add_argument("out", type=Path, help="folder of the data, a new one")
     plain.add_argument("--drop-headings", action="store_true", help="leave out lines like ` = = Title = = `")

@@ -19,7 +19,7 @@ import numpy as np
 from ..files import write_text as write_atomically
 from .grammar import PCFG
 from .language import Language, check_generator, check_integer, check_range
-from .tasks import TASKS, language
+from .tasks import TASKS, get_language
 
 _FORMAT = "stackattn-strings-1"
 _PART = 500
@@ -199,7 +199,7 @@ def _sample(
 
 def _make(about: dict[str, Any], symbols: list[str]) -> Language:
     if about["parameters"] is not None and about["name"] in TASKS:
-        return language(about["name"], **about["parameters"])
+        return get_language(about["name"], **about["parameters"])
     return PCFG.from_text(
         about["grammar"], terminals=symbols, name=about["name"], unambiguous=about.get("unambiguous", False)
     )

@@ -38,7 +38,7 @@ class Language(ABC):
     def __init__(self, symbols: Iterable[str], name: str = "") -> None:
         self.symbols = tuple(symbols)
         self.name = name
-        self.recipe: dict[str, Any] | None = None  # how `language` made it, for files
+        self.recipe: dict[str, Any] | None = None  # how `get_language` made it, for files
         self._ids = {symbol: v for v, symbol in enumerate(self.symbols)}
         if len(self._ids) < len(self.symbols):
             twice = next(s for i, s in enumerate(self.symbols) if s in self.symbols[:i])

@@ -114,7 +114,7 @@ def hardest_cfl(
     return _grammar("hardest-cfl", rules, [*symbols, ",", ";", "$"], variant)
 
 
-# How `language` makes each language by its name.
+# How `get_language` makes each language by its name.
 TASKS: dict[str, Callable[..., Language]] = {
     "marked-reversal": marked_reversal,
     "unmarked-reversal": unmarked_reversal,
@@ -131,8 +131,8 @@ def is_grammar_file(name: str) -> bool:
     return name not in TASKS and (path.exists() or bool(path.suffix) or len(path.parts) > 1)
 
 
-def language(name: str, **parameters: Any) -> Language:
-    """A language by name, such as `language("dyck", k=3)`; `TASKS` lists the names.
+def get_language(name: str, **parameters: Any) -> Language:
+    """A language by name, such as `get_language("dyck", k=3)`; `TASKS` lists the names.
 
     Parameters are those of the function of the same name; `variant="published"` is one of the five paper tasks'.
     """

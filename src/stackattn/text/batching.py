@@ -34,10 +34,10 @@ def token_batches(
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def pad(sequences: Sequence[Sequence[int]], padding: int = 0) -> tuple[Tensor, Tensor]:
+def pad(sequences: Sequence[Sequence[int]], value: int = 0) -> tuple[Tensor, Tensor]:
     """(B, T) tokens, padded on the right, and (B,) lengths."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
-    tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), padding)
+    tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), value)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = torch.as_tensor(sequence)
     return tokens, lengths

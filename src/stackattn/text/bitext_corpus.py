@@ -117,7 +117,7 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def corpus_digest(folder: str | Path) -> str:
+def corpus_fingerprint(folder: str | Path) -> str:
     """By which a corpus is known, wherever it is."""
     path = Path(folder) / REPORT
     try:

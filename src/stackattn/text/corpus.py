@@ -1,6 +1,6 @@
 """A prepared corpus is a folder:
 
-train.txt, valid.txt, test.txt   a sentence to a line, its tokens separated by single blanks, unknown words replaced
+train.txt, validation.txt, test.txt   one sentence per line, tokens separated by single spaces, unknown words replaced
 vocabulary.json                  the types, and what stands for unknown words (with pieces.model for SentencePiece)
 report.json                      where it came from, counts, what was dropped, and a checksum of all of it
 """
@@ -16,7 +16,7 @@ from typing import Any
 from ..files import whole_folder, write_json, write_text
 from .vocabulary import CLASSES, Vocabulary
 
-SPLITS = ("train", "valid", "test")
+SPLITS = ("train", "validation", "test")
 REPORT = "report.json"
 Sentences = list[list[str]]
 
@@ -61,6 +61,8 @@ def read_split(folder: str | Path, split: str, vocabulary: Vocabulary) -> list[l
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
     path = Path(folder) / f"{split}.txt"
+    if split == "validation" and not path.exists():
+        path = path.with_name("valid.txt")  # the name in corpora prepared before
     if not path.exists():
         raise FileNotFoundError(f"{path}: not there; `stackattn lm prepare` or `prepare-ptb` makes it")
     sentences = []
@@ -75,7 +77,7 @@ def read_split(folder: str | Path, split: str, vocabulary: Vocabulary) -> list[l
     return sentences
 
 
-def corpus_checksum(folder: str | Path) -> str:
+def corpus_fingerprint(folder: str | Path) -> str:
     """By which a corpus is known, wherever it is."""
     path = Path(folder) / REPORT
     if not path.exists():

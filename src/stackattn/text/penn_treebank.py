@@ -16,7 +16,7 @@ from .trees import read_sentences
 from .unknown import PLAIN
 from .vocabulary import CLASSES, Vocabulary, count_vocabulary
 
-SECTIONS: dict[str, Sequence[int]] = {"train": range(2, 22), "valid": (24,), "test": (23,)}
+SECTIONS: dict[str, Sequence[int]] = {"train": range(2, 22), "validation": (24,), "test": (23,)}
 LEFT_OUT = 33571  # of the training sentences, counted from 1
 MIN_COUNT = 2  # rarer words of the training sentences are unknown
 EXPECTED = {
@@ -69,7 +69,7 @@ def read_sections(path: Path, track: Track = iter, left_out: int = LEFT_OUT) -> 
     empty = _drop_empty(contents)
     counts = {f"{number:02d}": sum(len(contents[file]) for file in sections[number]) for number in needed}
     files = {split: [x for number in numbers for x in sections[number]] for split, numbers in SECTIONS.items()}
-    files["valid"] = _with_slip(files["valid"])
+    files["validation"] = _with_slip(files["validation"])
     splits = {split: [x for file in group for x in contents[file]] for split, group in files.items()}
     training = splits["train"]
     is_there = len(training) >= left_out and training[left_out - 1][0] == "#"

@@ -39,14 +39,14 @@ class PieceTokenizer:
         self.model, self.source, self.target = model, sorted(source), sorted(target)
         only_source = sorted(set(source) - set(target))
         self.unknown = len(self.target)
-        self.end = self.unknown + 1
-        self.begin = self.end + 1 + len(only_source)
-        self.padding = self.begin + 1
-        self.input_size, self.output_size = self.padding + 1, self.end + 1
+        self.eos = self.unknown + 1
+        self.bos = self.eos + 1 + len(only_source)
+        self.pad = self.bos + 1
+        self.input_size, self.output_size = self.pad + 1, self.eos + 1
         self._encoders = [_processor(model, pieces) for pieces in (self.source, self.target)]
         numbers = {piece: i for i, piece in enumerate(self.target)}
         outputs = self._table(numbers)
-        numbers |= {piece: self.end + 1 + i for i, piece in enumerate(only_source)}
+        numbers |= {piece: self.eos + 1 + i for i, piece in enumerate(only_source)}
         self._tables = self._table(numbers), outputs
 
     def _table(self, numbers: dict[str, int]) -> np.ndarray:

@@ -46,7 +46,7 @@ class Vocabulary:
         return len(self.types) + 1
 
     @property
-    def padding(self) -> int:
+    def pad(self) -> int:
         return len(self.types) + 2
 
     @property

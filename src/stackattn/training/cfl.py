@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..languages import PCFG, Dataset, Language, evaluation_set, is_grammar_file, language, training_sets
+from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, is_grammar_file, training_sets
 from ..lines import read_text
 from ..models import LSTMLM, TransformerLM
 from ..models.saving import load, save
@@ -50,7 +50,7 @@ class LanguageOptions:
 
     def make(self) -> Language:
         if self.grammar is None:
-            return language(self.name, **self.parameters)
+            return get_language(self.name, **self.parameters)
         if self.parameters:
             raise ValueError(f"parameters: a grammar file has none, got {self.parameters}")
         return PCFG.from_text(self.grammar, name=Path(self.name).stem, source=self.name)

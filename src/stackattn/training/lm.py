@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from ..models import TransformerLM
 from ..models.saving import load, save
 from ..text.batching import pad, token_batches
-from ..text.corpus import REPORT, corpus_checksum, read_split
+from ..text.corpus import REPORT, corpus_fingerprint, read_split
 from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
 from .experiment import check_corpus, config_of, in_section, model_folder, perplexity
@@ -49,7 +49,7 @@ class LMDataOptions:
             raise ValueError(f"batch_tokens_range: expected the smallest and the largest, got {got}")
         # Without the corpus one can still look at what was trained on it.
         if self.checksum is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "checksum", corpus_checksum(self.folder))
+            object.__setattr__(self, "checksum", corpus_fingerprint(self.folder))
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class LMTask:
     def __init__(self, options: LMDataOptions):
         self.options = options
         self.vocabulary = Vocabulary.load(options.folder)
-        check_corpus(options.folder, options.checksum, corpus_checksum(options.folder))
+        check_corpus(options.folder, options.checksum, corpus_fingerprint(options.folder))
         self.training = read_split(options.folder, "train", self.vocabulary)
-        self.validation = read_split(options.folder, "valid", self.vocabulary)
+        self.validation = read_split(options.folder, "validation", self.vocabulary)
         self._lengths = [len(sentence) for sentence in self.training]
         self._costs = [length + (not options.published) for length in self._lengths]
 
@@ -146,7 +146,7 @@ class LMTask:
 
 def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Tensor:
     """(B, longest sentence + 1): nats of each token and of EOS, given what is before it; zero behind EOS."""
-    inputs, lengths = pad([[vocabulary.bos, *sentence] for sentence in sentences], vocabulary.padding)
+    inputs, lengths = pad([[vocabulary.bos, *sentence] for sentence in sentences], vocabulary.pad)
     targets, _ = pad([[*sentence, vocabulary.eos] for sentence in sentences], IGNORED)
     device = next(model.parameters(), inputs).device
     inputs, lengths, targets = inputs.to(device), lengths.to(device), targets.to(device)
@@ -195,7 +195,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Perplexity of the best model of a run on a split of its corpus, or of whatever corpus is in the folder `data`."""
     options = config_of(LMConfig, folder).data
-    corpus = corpus_checksum(data or options.folder)
+    corpus = corpus_fingerprint(data or options.folder)
     if data is None:
         check_corpus(options.folder, options.checksum, corpus)
     model, vocabulary = load_language_model(folder, device)

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from ..models import Seq2SeqConfig, Seq2SeqTransformer
 from ..models.saving import save
 from ..text.batching import pad, token_batches
-from ..text.bitext_corpus import REPORT, corpus_digest, read_split
+from ..text.bitext_corpus import REPORT, corpus_fingerprint, read_split
 from ..text.pieces import PieceTokenizer
 from .experiment import check_corpus, config_of, in_section, perplexity
 from .loop import TrainingConfig
@@ -39,7 +39,7 @@ class MTDataOptions:
             raise ValueError(f"label_smoothing: expected a number from 0 up to 1, got {self.label_smoothing}")
         # Without the corpus one can still look at what was trained on it.
         if self.digest is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "digest", corpus_digest(self.folder))
+            object.__setattr__(self, "digest", corpus_fingerprint(self.folder))
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class Pairs:
 
     def loss(self, model: nn.Module, batch: Sequence[int], label_smoothing: float = 0.0) -> Tensor:
         """The nats of the batch's targets, EOS included, all together."""
-        begin, end = self.tokenizer.begin, self.tokenizer.end
+        bos, eos = self.tokenizer.bos, self.tokenizer.eos
         targets = [self.target[i].tolist() for i in batch]
-        source, source_lengths = pad([[*self.source[i].tolist(), end] for i in batch], self.tokenizer.padding)
-        read, read_lengths = pad([[begin, *target] for target in targets], self.tokenizer.padding)
-        predicted, _ = pad([[*target, end] for target in targets], IGNORED)
+        source, source_lengths = pad([[*self.source[i].tolist(), eos] for i in batch], self.tokenizer.pad)
+        read, read_lengths = pad([[bos, *target] for target in targets], self.tokenizer.pad)
+        predicted, _ = pad([[*target, eos] for target in targets], IGNORED)
         device = next(model.parameters(), source).device
         inputs = (x.to(device) for x in (source, read, source_lengths, read_lengths))
         logits = model(*inputs).flatten(0, 1)  # (B * U, outputs)
@@ -142,7 +142,7 @@ class Pairs:
 
 class MTTask:
     def __init__(self, options: MTDataOptions):
-        check_corpus(options.folder, options.digest, corpus_digest(options.folder))
+        check_corpus(options.folder, options.digest, corpus_fingerprint(options.folder))
         self.options = options
         self.tokenizer = PieceTokenizer.load(options.folder)
         self.training = Pairs(self.tokenizer, *read_split(options.folder, "train"))
@@ -174,5 +174,5 @@ def read_test_set(run: str | Path, split: str = "test", folder: str | None = Non
     """Sources and references of the corpus that a run was trained on; `folder` says where it is, if it has moved."""
     options = config_of(MTConfig, run).data
     folder = folder or options.folder
-    check_corpus(folder, options.digest, corpus_digest(folder))
+    check_corpus(folder, options.digest, corpus_fingerprint(folder))
     return read_split(folder, split)

@@ -72,15 +72,15 @@ class Translator:
 
     def _translate(self, sources: list[list[int]]) -> list[str]:
         device = next(self.model.parameters()).device
-        tokens, lengths = pad([[*source, self.tokenizer.end] for source in sources], self.tokenizer.padding)
-        prompts = torch.full((len(sources), 1), self.tokenizer.begin, device=device)
+        tokens, lengths = pad([[*source, self.tokenizer.eos] for source in sources], self.tokenizer.pad)
+        prompts = torch.full((len(sources), 1), self.tokenizer.bos, device=device)
         with torch.no_grad():
             state = self.model.initial_state(tokens.to(device), lengths.to(device))
         found = beam_search(
             self.model,
             prompts,
             state,
-            eos=self.tokenizer.end,
+            eos=self.tokenizer.eos,
             beam_size=self.beam_size,
             max_new_tokens=self.max_tokens,
         )
