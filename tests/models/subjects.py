@@ -18,11 +18,10 @@ from stackattn.models import (
     TransformerLMConfig,
 )
 from stackattn.nn import (
-    Nondeterministic,
     NondeterministicStackAttention,
-    Sdpa,
     SelfAttention,
-    Superposition,
+    SoftmaxSpec,
+    StackSpec,
     SuperpositionStackAttention,
     TransformerLayer,
 )
@@ -36,9 +35,13 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "nondeterministic": lambda: NondeterministicStackAttention(D, 2, 3, 2),
     "nondeterministic x2": lambda: NondeterministicStackAttention(D, 2, 2, 3, heads=2, push_activation="exp"),
     "softmax attention": lambda: SelfAttention(D, 2),
-    "layer, softmax": lambda: TransformerLayer(Sdpa(), D, heads=2, hidden_size=8),
-    "layer, superposition": lambda: TransformerLayer(Superposition(3, heads=2), D, heads=2, hidden_size=8),
-    "layer, nondeterministic": lambda: TransformerLayer(Nondeterministic(2, 2, 3), D, heads=2, hidden_size=8),
+    "layer, softmax": lambda: TransformerLayer(SoftmaxSpec(), D, heads=2, hidden_size=8),
+    "layer, superposition": lambda: TransformerLayer(
+        StackSpec("superposition", (3,), heads=2), D, heads=2, hidden_size=8
+    ),
+    "layer, nondeterministic": lambda: TransformerLayer(
+        StackSpec("nondeterministic", (2, 2, 3)), D, heads=2, hidden_size=8
+    ),
 }
 
 

@@ -58,7 +58,7 @@ def superposition_reading(model, hidden):
 
 def nondeterministic_reading(model, hidden):
     stack, (n, t) = model.stack, hidden.shape[:2]
-    Q, S = stack.Q, stack.S
+    Q, S = stack.num_states, stack.num_symbols
     if t == 0:
         reading = torch.zeros(n, Q, S, stack.bottom.numel(), dtype=hidden.dtype)
         reading[:, 0, 0] = stack.bottom.sigmoid()
@@ -186,7 +186,7 @@ def test_errors_name_the_stack(stack):
         (ValueError, lambda: LSTMConfig(0, 3), "input_size: expected a positive integer, got 0"),
         (ValueError, lambda: LSTMConfig(3, 3, hidden_size=2.5), "hidden_size: expected a positive integer, got 2.5"),
         (ValueError, lambda: LSTMConfig(3, 3, init_range=-1.0), "init_range: expected a number from 0, got -1.0"),
-        (TypeError, lambda: LSTMConfig(3, 3, stack=3), "layers: expected text .* got 3"),
+        (TypeError, lambda: LSTMConfig(3, 3, stack=3), "stack: expected None or text .* got 3"),
         (
             TypeError,
             lambda: lstm(None)(text().double()),

@@ -268,7 +268,11 @@ TEXT = torch.zeros(B, T, dtype=torch.long)
         (ValueError, lambda: lm("1", heads=0), "heads: expected a positive integer, got 0"),
         (ValueError, lambda: lm("1", hidden_size=True), "hidden_size: expected a positive integer, got True"),
         (ValueError, lambda: lm("1.stack"), r"layers: expected parts like .* got 'stack' in '1.stack'"),
-        (TypeError, lambda: TransformerLMConfig(5, 5, layers=2), "layers: expected text such as .* got 2"),
+        (
+            TypeError,
+            lambda: TransformerLMConfig(5, 5, layers=2.5),
+            "layers: expected an integer or text such as .* got 2.5",
+        ),
         (ValueError, lambda: lm("1", dropout=1.0), "dropout: expected a number from 0 to below 1, got 1.0"),
         (ValueError, lambda: lm("1", dropout="0.1"), "dropout: expected a number from 0 to below 1, got '0.1'"),
         (ValueError, lambda: lm("1", init_range=-0.1), "init_range: expected a number from 0, got -0.1"),

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn.functional import dropout, layer_norm, relu
 
 from stackattn.nn import (
+    STACK_KINDS,
     CrossAttention,
-    Nondeterministic,
-    Sdpa,
     SelfAttention,
-    Superposition,
+    SoftmaxSpec,
+    StackSpec,
     TransformerLayer,
     format_layers,
     parse_layers,
@@ -18,6 +18,8 @@ from stackattn.nn import (
 )
 
 B, T, D, HEADS = 3, 7, 12, 3
+SUPERPOSITION = StackSpec("superposition", (5,))
+NONDETERMINISTIC = StackSpec("nondeterministic", (2, 3, 2))
 LENGTHS = torch.tensor([7, 4, 1])
 
 
@@ -115,7 +117,7 @@ def test_layer_is_pytorchs_dropout_included(rate):
 
     One sequence, since PyTorch's layer has batches the other way round in memory, which the random numbers follow.
     """
-    ours = TransformerLayer(Sdpa(), D, heads=HEADS, hidden_size=20, dropout=rate).double()
+    ours = TransformerLayer(SoftmaxSpec(), D, heads=HEADS, hidden_size=20, dropout=rate).double()
     theirs, x = encoder_layer(ours, rate), inputs()[:1]
     mask = nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64)
     for training in (True, False):
@@ -130,7 +132,7 @@ def test_layer_is_pytorchs_dropout_included(rate):
     assert torch.allclose(ours(x), ours(x)) == (rate == 0)
 
 
-@pytest.mark.parametrize("spec", [Superposition(5), Nondeterministic(2, 3, 2)])
+@pytest.mark.parametrize("spec", [SUPERPOSITION, NONDETERMINISTIC])
 @pytest.mark.parametrize("cross", [False, True])
 def test_stack_layer_is_the_papers_dropout_included(spec, cross):
     layer = TransformerLayer(spec, D, heads=HEADS, hidden_size=20, dropout=0.3, cross_attention=cross).double()
@@ -157,22 +159,25 @@ def test_stack_layer_is_the_papers_dropout_included(spec, cross):
 
 
 def test_no_dropout_inside_the_stack():
-    for spec in (Superposition(5), Nondeterministic(2, 3, 2)):
+    for spec in (SUPERPOSITION, NONDETERMINISTIC):
         attention = TransformerLayer(spec, D, heads=HEADS, hidden_size=20, dropout=0.9).train().attention.function
         x = torch.randn(B, T, D)
         torch.testing.assert_close(attention(x), attention(x), atol=0, rtol=0)
 
 
-def test_push_activations():
-    activations = {"superposition": "identity", "nondeterministic": "exp"}
-    for spec, ours, published in (
-        (Superposition(5), "sigmoid", "identity"),
-        (Nondeterministic(1, 1, 2), "sigmoid", "exp"),
-    ):
-        sizes = {"heads": 2, "hidden_size": 4}
-        assert TransformerLayer(spec, 4, **sizes).attention.function.push_activation == ours
-        layer = TransformerLayer(spec, 4, **sizes, push_activations=activations)
-        assert layer.attention.function.push_activation == published
+@pytest.mark.parametrize(
+    ("spec", "published"),
+    [(SUPERPOSITION, "identity"), (NONDETERMINISTIC, "exp")],
+)
+def test_push_activation(spec, published):
+    def activation(**options):
+        return TransformerLayer(spec, 4, heads=2, hidden_size=4, **options).attention.function.push_activation
+
+    assert activation() == "sigmoid"
+    assert activation(push_activation="published") == published
+    assert activation(push_activation="identity") == "identity"
+    with pytest.raises(ValueError, match=r"push_activation: expected one of .*, 'published', got 'paper'"):
+        activation(push_activation="paper")
 
 
 def test_sinusoids():
@@ -185,12 +190,22 @@ def test_sinusoids():
 
 
 LISTS = {
-    "1": [Sdpa()],
-    "5": [Sdpa()] * 5,
-    "2.nondeterministic-3-3-5.2": [Sdpa(), Sdpa(), Nondeterministic(3, 3, 5), Sdpa(), Sdpa()],
-    "superposition-32": [Superposition(32)],
-    "superposition-32x4.nondeterministic-2-3-10x2.1": [Superposition(32, 4), Nondeterministic(2, 3, 10, 2), Sdpa()],
-    "superposition-1.superposition-1": [Superposition(1)] * 2,
+    "1": [SoftmaxSpec()],
+    "5": [SoftmaxSpec()] * 5,
+    "2.nondeterministic-3-3-5.2": [
+        SoftmaxSpec(),
+        SoftmaxSpec(),
+        StackSpec("nondeterministic", (3, 3, 5)),
+        SoftmaxSpec(),
+        SoftmaxSpec(),
+    ],
+    "superposition-32": [StackSpec("superposition", (32,))],
+    "superposition-32x4.nondeterministic-2-3-10x2.1": [
+        StackSpec("superposition", (32,), 4),
+        StackSpec("nondeterministic", (2, 3, 10), 2),
+        SoftmaxSpec(),
+    ],
+    "superposition-1.superposition-1": [StackSpec("superposition", (1,))] * 2,
 }
 
 
@@ -235,6 +250,55 @@ def test_wrong_lists_are_named(text, part):
     assert str(error.value).endswith(f"got {part!r} in {text!r}")
 
 
+def test_an_int_is_a_number_of_softmax_layers():
+    assert parse_layers(5) == parse_layers("5")
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("99999999999999999999", "expected at most 1000 layers, got '99999999999999999999'"),
+        pytest.param("9" * 5000, r"expected at most 1000 layers, got '9{60}\.\.\.'", id="5000 digits as text"),
+        ("1001", "expected at most 1000 layers, got '1001'"),
+        ("999.superposition-2.1", "expected at most 1000 layers, got more in '999.superposition-2.1'"),
+        ("superposition-1000001", "expected at most 1000000 for a size, got '1000001'"),
+        pytest.param("superposition-2x" + "9" * 5000, "expected at most 1000000 for a size", id="5000 digits of heads"),
+        (0, "expected 1 to 1000 layers, got 0"),
+        (-3, "expected 1 to 1000 layers, got -3"),
+        (10**9, "expected 1 to 1000 layers, got 1000000000"),
+        pytest.param(10**5000, "expected 1 to 1000 layers, got more than 20 digits", id="5000 digits"),
+    ],
+)
+def test_absurd_layers_are_refused(layers, message):
+    with pytest.raises(ValueError, match=f"^layers: {message}") as error:
+        parse_layers(layers)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("queue", (3,)), "kind: expected one of 'superposition', 'nondeterministic', got 'queue'"),
+        (("superposition", (3, 3)), r"sizes: expected 1 for superposition \(stack_embedding_size\), got \(3, 3\)"),
+        (("nondeterministic", (2, 0, 5)), "num_symbols: expected an integer from 1 to 1000000, got 0"),
+        (("superposition", (3,), True), "heads: expected an integer from 1 to 1000000, got True"),
+    ],
+)
+def test_wrong_specs_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        StackSpec(*arguments)
+
+
+@pytest.mark.parametrize("kind", STACK_KINDS)
+def test_every_kind_parses_formats_and_builds(kind):
+    sizes = tuple(range(2, 2 + len(STACK_KINDS[kind].sizes)))
+    spec = StackSpec(kind, sizes, heads=2)
+    assert parse_layers(str(spec)) == [spec]
+    layer = spec.build(D)
+    assert (type(layer), layer.kind, layer.heads) == (STACK_KINDS[kind].layer, kind, 2)
+    assert layer(torch.randn(B, T, D)).shape == (B, T, D)
+
+
 def attend(x, lengths=None):
     return SelfAttention(D, HEADS)(x, lengths)
 
@@ -261,7 +325,8 @@ def attend(x, lengths=None):
         ),
         (TypeError, lambda: attend(inputs(), [7, 4, 1]), "lengths: expected a tensor .* got list"),
         (ValueError, lambda: CrossAttention(D, HEADS).read(inputs()[0]), "memory: expected shape"),
-        (TypeError, lambda: parse_layers(2), "layers: expected text such as .* got 2"),
+        (TypeError, lambda: parse_layers(2.5), "layers: expected an integer or text such as .* got 2.5"),
+        (TypeError, lambda: parse_layers(True), "layers: expected an integer or text such as .* got True"),
     ],
 )
 def test_errors_name_the_argument(error, call, message):

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..models.lstm import LSTMLM
-from ..nn import Nondeterministic, NondeterministicStackAttention, SuperpositionStackAttention, parse_layers
+from ..nn import StackAttention
 from ..ops import AutomatonRun, Operation, best_runs, nondeterministic_weights, sample_runs, superposition_weights
 from ..ops.pytorch.log_chart import log_chart, log_sum
-from ..ops.transitions import split_transitions
 from .contents import nondeterministic_contents, superposition_contents
 
 
@@ -149,8 +148,7 @@ def watch_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
 
 
 def _watch_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
-    kinds = (SuperpositionStackAttention, NondeterministicStackAttention)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, StackAttention)}
     calls: dict[str, tuple[Any, ...]] = {}
 
     def keep(name: str) -> Any:
@@ -170,7 +168,7 @@ def _watch_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
         for head in range(layer.heads):
             of_head = [x if layer.heads == 1 else x[:, head] for x in parts]
             label = _layer_name(name) + (f", head {head + 1}" if layer.heads > 1 else "")
-            traces.append(_trace(label, 0, of_head))
+            traces.append(_trace(layer.kind, label, 0, of_head))
     return traces
 
 
@@ -185,17 +183,14 @@ def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
         rows.append(model.stack.to_actions(state.hidden))
     rows = rows[1:]  # BOS is not read
     logits = _exact(torch.stack(rows, dim=1))  # (B, T, actions)
-    (spec,) = parse_layers(model.config.stack or "")
-    if not isinstance(spec, Nondeterministic):
-        return [_trace("the LSTM's stack", 1, [logits.softmax(-1)])]
-    Q, S = spec.num_states, spec.num_symbols
-    return [_trace("the LSTM's stack", 1, list(split_transitions(logits.unflatten(-1, (Q, S, -1)))))]
+    return [_trace(model.stack.kind, "the LSTM's stack", 1, list(model.stack.split_actions(logits)))]
 
 
-def _trace(name: str, first: int, parts: list[Tensor]) -> StackTrace:
-    if len(parts) == 1:
-        return SuperpositionTrace(name, first, parts[0])
-    return NondeterministicTrace(name, first, (parts[0], parts[1], parts[2]))
+def _trace(kind: str, name: str, first: int, actions: list[Tensor]) -> StackTrace:
+    """`actions`: the arguments of the operator."""
+    if kind == "superposition":
+        return SuperpositionTrace(name, first, *actions)
+    return NondeterministicTrace(name, first, (actions[0], actions[1], actions[2]))
 
 
 def _exact(x: Tensor) -> Tensor:

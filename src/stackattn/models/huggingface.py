@@ -15,8 +15,8 @@ try:
 except ImportError as error:
     raise ImportError("stackattn.models.huggingface needs transformers: pip install 'stackattn[hf]'") from error
 
-from ..nn import NondeterministicStackAttention, Sdpa, Superposition, SuperpositionStackAttention, parse_layers
-from ..nn.adapters import StackAttention, check_past_is_visible, without_padding_anywhere
+from ..nn import StackAttention, StackSpec, StackState, parse_layers
+from ..nn.adapters import check_past_is_visible, without_padding_anywhere
 
 
 class StackGPT2Config(GPT2Config):
@@ -37,7 +37,7 @@ class StackCacheLayer(CacheLayerMixin):
         self.reset()
 
     def reset(self) -> None:
-        self.state: Any = None
+        self.state: StackState | None = None
         self.length = 0
         self.is_initialized = False
 
@@ -57,8 +57,7 @@ class StackCacheLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            sequences = len(self.state.values) // self.state.heads
-            self.reorder_cache(torch.arange(sequences).repeat_interleave(repeats))
+            self.reorder_cache(torch.arange(self.state.batch_size).repeat_interleave(repeats))
 
     def get_seq_length(self) -> int:
         return self.length
@@ -167,14 +166,8 @@ class StackGPT2Model(_StackWeights, GPT2Model):
                 f"stack_layers: expected {config.n_layer} layers in all, got {len(specs)} in {config.stack_layers!r}"
             )
         for i, spec in enumerate(specs):
-            if isinstance(spec, Sdpa):
-                continue
-            if isinstance(spec, Superposition):
-                stack = SuperpositionStackAttention(config.n_embd, spec.stack_embedding_size, heads=spec.heads)
-            else:
-                sizes = spec.num_states, spec.num_symbols, spec.stack_embedding_size
-                stack = NondeterministicStackAttention(config.n_embd, *sizes, heads=spec.heads)
-            self.h[i].attn = GPT2StackAttention(stack, i, config.resid_pdrop)
+            if isinstance(spec, StackSpec):
+                self.h[i].attn = GPT2StackAttention(spec.build(config.n_embd), i, config.resid_pdrop)
 
 
 class StackGPT2LMHeadModel(_StackWeights, GPT2LMHeadModel):

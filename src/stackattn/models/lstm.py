@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, one_hot, pad
+from torch.nn.functional import one_hot
 
-from ..nn import Nondeterministic, Sdpa, State, Superposition, parse_layers
+from ..nn import StackSpec, State, parse_layers
 from ..nn.checks import check_positive, check_range, check_tokens, unknown_token
 from ..nn.state import without_padding
-from ..ops import NondeterministicState
 from ..ops.lengths import length_mask
+from .lstm_stacks import build_lstm_stack
 
 
 @dataclass(frozen=True)
@@ -47,90 +47,6 @@ class LSTMState(State):
     acts: bool | Tensor  # whether `hidden` chooses an action, as it does once a token was read
 
 
-@dataclass(frozen=True, repr=False)
-class VectorStack(State):
-    """A superposition stack of vectors, top first: where vectors are small, cheaper than attention weights."""
-
-    elements: Tensor  # (B, depth, m)
-    reading: Tensor  # (B, m)
-
-
-@dataclass(frozen=True, repr=False)
-class RunStack(State):
-    stack: NondeterministicState
-    values: Tensor  # (B, 1 + steps so far, m), the bottom vector first
-    reading: Tensor  # (B, Q * S * m)
-
-
-class _StackMaps(nn.Module):
-    """From the hidden state to the actions on the stack and to the pushed vector."""
-
-    def __init__(self, hidden_size: int, num_actions: int, m: int):
-        super().__init__()
-        self.to_actions = nn.Linear(hidden_size, num_actions)
-        self.to_value = nn.Linear(hidden_size, m)
-
-    def maps(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of both maps as one, for all steps of a run."""
-        layers = (self.to_actions, self.to_value)
-        return torch.cat([x.weight for x in layers]), torch.cat([x.bias for x in layers])
-
-    def choose(self, hidden: Tensor, maps: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """(B, hidden_size) -> actions (B, num_actions) before any softmax, pushed vector (B, m)"""
-        sizes = (self.to_actions.out_features, self.to_value.out_features)
-        actions, value = linear(hidden, *maps).split(sizes, dim=1)
-        return actions, value.sigmoid()
-
-
-class _SuperpositionStack(_StackMaps):
-    def __init__(self, hidden_size: int, spec: Superposition):
-        super().__init__(hidden_size, 3, spec.stack_embedding_size)
-        self.reading_size = spec.stack_embedding_size
-
-    def initial_state(self, batch_size: int) -> VectorStack:
-        weight = self.to_value.weight
-        nothing = weight.new_zeros(batch_size, 1, self.reading_size)
-        return VectorStack(nothing, nothing[:, 0])
-
-    def step(
-        self, hidden: Tensor, state: VectorStack, taken: Tensor | None, maps: tuple[Tensor, Tensor]
-    ) -> VectorStack:
-        actions, value = self.choose(hidden, maps)
-        push, noop, pop = actions.softmax(-1)[:, :, None, None].unbind(1)  # (B, 1, 1) each
-        padded = pad(state.elements, (0, 0, 0, 2))  # (B, depth + 2, m)
-        at, below = padded[:, :-1], padded[:, 1:]
-        above = torch.cat([value[:, None], state.elements], dim=1)  # what a push puts into each place
-        elements = push * above + noop * at + pop * below
-        if taken is not None:
-            elements = elements.where(taken[:, None, None], at)
-        return VectorStack(elements, elements[:, 0])
-
-
-class _NondeterministicStack(_StackMaps):
-    def __init__(self, hidden_size: int, spec: Nondeterministic):
-        self.Q, self.S = Q, S = spec.num_states, spec.num_symbols
-        super().__init__(hidden_size, Q * S * (2 * Q * S + Q), spec.stack_embedding_size)
-        self.bottom = nn.Parameter(torch.empty(spec.stack_embedding_size))
-        self.reading_size = Q * S * spec.stack_embedding_size
-
-    def initial_state(self, batch_size: int) -> RunStack:
-        values = self.bottom.sigmoid().expand(batch_size, 1, -1)
-        reading = pad(values[:, 0], (0, self.reading_size - values.shape[2]))  # start state, bottom symbol
-        return RunStack(NondeterministicState.empty(batch_size, self.Q, self.S, device=values.device), values, reading)
-
-    def step(self, hidden: Tensor, state: RunStack, taken: Tensor | None, maps: tuple[Tensor, Tensor]) -> RunStack:
-        Q, S = self.Q, self.S
-        actions, value = self.choose(hidden, maps)
-        rows = actions.reshape(-1, 1, Q, S, 2 * Q * S + Q)
-        lengths = None if taken is None else taken.long()
-        weights, stack = state.stack.extend_joined(rows, lengths)  # (B, 1, i, Q, S)
-        values = torch.cat([state.values, value[:, None]], dim=1)
-        reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)  # (B, Q * S * m)
-        if taken is not None:
-            reading = reading.where(taken[:, None], state.reading)
-        return RunStack(stack, values, reading)
-
-
 class LSTMLM(nn.Module):
     """A language model: logits of the next token after each one, BOS first."""
 
@@ -140,7 +56,8 @@ class LSTMLM(nn.Module):
         super().__init__()
         self.config = config
         h = config.hidden_size
-        self.stack = _make_stack(config)
+        spec = _stack_spec(config)
+        self.stack = None if spec is None else build_lstm_stack(spec, h)
         reading_size = self.stack.reading_size if self.stack is not None else 0
         self.weight_input = nn.Parameter(torch.empty(4 * h, config.input_size - 1 + reading_size))
         self.weight_hidden = nn.Parameter(torch.empty(4 * h, h))
@@ -155,8 +72,7 @@ class LSTMLM(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -self.config.init_range, self.config.init_range)
         layers = [self.output]
-        published = self.config.published and isinstance(self.stack, _NondeterministicStack)
-        if self.stack is not None and not published:
+        if self.stack is not None and not (self.config.published and self.stack.has_uniform_init):
             layers += [self.stack.to_actions, self.stack.to_value]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
@@ -229,7 +145,7 @@ class LSTMLM(nn.Module):
             takes = None if taken is None else taken[:, t]
             if acts is not False:
                 acting = takes if acts is True else acts if takes is None else acts & takes
-                stack = self.stack.step(h, stack, acting, maps)  # pyright: ignore[reportArgumentType]
+                stack = self.stack.step(h, stack, acting, maps)
             new = torch.lstm_cell(torch.cat([x[:, t], stack.reading], dim=1), (h, c), *weights)
             if takes is None:
                 (h, c), acts = new, True
@@ -240,18 +156,12 @@ class LSTMLM(nn.Module):
         return torch.stack(rows, dim=1), LSTMState(h, c, stack, state.started, acts)
 
 
-def _stack_spec(config: LSTMConfig) -> Superposition | Nondeterministic | None:
+def _stack_spec(config: LSTMConfig) -> StackSpec | None:
     if config.stack is None:
         return None
+    if not isinstance(config.stack, str):
+        raise TypeError(f"stack: expected None or text such as 'superposition-10', got {config.stack!r}")
     spec, *more = parse_layers(config.stack)
-    if more or isinstance(spec, Sdpa) or spec.heads != 1:
+    if more or not isinstance(spec, StackSpec) or spec.heads != 1:
         raise ValueError(f"stack: expected one stack such as 'superposition-10', got {config.stack!r}")
     return spec
-
-
-def _make_stack(config: LSTMConfig) -> _SuperpositionStack | _NondeterministicStack | None:
-    spec = _stack_spec(config)
-    if spec is None:
-        return None
-    kind = _SuperpositionStack if isinstance(spec, Superposition) else _NondeterministicStack
-    return kind(config.hidden_size, spec)  # pyright: ignore

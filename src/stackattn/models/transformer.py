@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..nn import (
     Memory,
-    SelfAttention,
+    StackAttention,
     State,
     TransformerLayer,
     parse_layers,
@@ -126,7 +126,7 @@ class _Stack(nn.Module):
                 dropout=config.dropout,
                 causal=causal,
                 cross_attention=cross,
-                push_activations={"superposition": "identity", "nondeterministic": "exp"} if config.published else None,
+                push_activation="published" if config.published else "sigmoid",
             )
             for spec in parse_layers(layers)
         )
@@ -262,10 +262,9 @@ def initialise(model: nn.Module, init_range: float) -> None:
             nn.init.zeros_(module.bias)
         if isinstance(module, TransformerLayer):
             attention = module.attention.function
-            if isinstance(attention, SelfAttention):
+            if not isinstance(attention, StackAttention):
                 continue
-            for linear in (attention.to_actions, attention.to_values, attention.to_output):  # pyright: ignore
-                nn.init.xavier_uniform_(linear.weight)  # pyright: ignore
+            attention.reset_maps()
             first, _, _, second = module.feed_forward.function  # pyright: ignore
             for linear, gain in ((first, sqrt(2)), (second, 1.0)):
                 nn.init.xavier_uniform_(linear.weight, gain)

@@ -1,39 +1,48 @@
-"""Layers: stack attention to put into any model, and the transformer layers of our own ones. No model lives here."""
+"""Layers for any model: stack attention, softmax attention, and the transformer layers that contain them.
+
+Modules:
+    stack             base class of the stack attention layers
+    superposition     attention over a superposition stack
+    nondeterministic  attention over the stack of a nondeterministic pushdown automaton
+    kinds             registry of the kinds of stacks
+    specs             layer specifications, their notation and their attention layers
+    attention         softmax attention over the same or another sequence
+    layers            transformer layers: attention and feed-forward network with norms and residual connections
+    adapters          stack attention inside PyTorch's transformer layers
+    state             states for running layers and models step by step
+    checks            argument checks
+"""
 
 from .adapters import StackSelfAttention, replace_self_attention
 from .attention import AttentionState, CrossAttention, Memory, SelfAttention
-from .layers import (
-    FeedForward,
-    LayerSpec,
-    Nondeterministic,
-    Sdpa,
-    Sublayer,
-    Superposition,
-    TransformerLayer,
-    format_layers,
-    parse_layers,
-    sinusoids,
-)
-from .stack import NondeterministicStackAttention, StackState, SuperpositionStackAttention
+from .kinds import STACK_KINDS, StackKind
+from .layers import FeedForward, Sublayer, TransformerLayer, sinusoids
+from .nondeterministic import NondeterministicStackAttention
+from .specs import LayerSpec, SoftmaxSpec, StackSpec, build_attention, format_layers, parse_layers
+from .stack import StackAttention, StackState
 from .state import State
+from .superposition import SuperpositionStackAttention
 
 __all__ = [
+    "STACK_KINDS",
     "AttentionState",
     "CrossAttention",
     "FeedForward",
     "LayerSpec",
     "Memory",
-    "Nondeterministic",
     "NondeterministicStackAttention",
-    "Sdpa",
     "SelfAttention",
+    "SoftmaxSpec",
+    "StackAttention",
+    "StackKind",
     "StackSelfAttention",
+    "StackSpec",
     "StackState",
     "State",
     "Sublayer",
-    "Superposition",
     "SuperpositionStackAttention",
     "TransformerLayer",
+    "build_attention",
     "format_layers",
     "parse_layers",
     "replace_self_attention",

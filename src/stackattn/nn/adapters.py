@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .stack import NondeterministicStackAttention, SuperpositionStackAttention
-
-StackAttention = SuperpositionStackAttention | NondeterministicStackAttention
+from .stack import StackAttention
 
 
 def replace_self_attention(

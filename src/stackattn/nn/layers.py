@@ -2,95 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .attention import CrossAttention, Memory, SelfAttention
+from .attention import CrossAttention, Memory
 from .checks import check_dropout, check_positive
-from .stack import NondeterministicStackAttention, SuperpositionStackAttention
+from .specs import LayerSpec, build_attention
 from .state import State, without_padding
-
-
-@dataclass(frozen=True)
-class Sdpa:
-    """A layer with scaled dot-product attention."""
-
-    def __str__(self) -> str:
-        return "1"
-
-
-@dataclass(frozen=True)
-class Superposition:
-    """A layer with superposition stack attention."""
-
-    stack_embedding_size: int
-    heads: int = 1
-
-    def __str__(self) -> str:
-        return f"superposition-{self.stack_embedding_size}" + _heads(self.heads)
-
-
-@dataclass(frozen=True)
-class Nondeterministic:
-    """A layer with nondeterministic stack attention."""
-
-    num_states: int
-    num_symbols: int
-    stack_embedding_size: int
-    heads: int = 1
-
-    def __str__(self) -> str:
-        sizes = f"{self.num_states}-{self.num_symbols}-{self.stack_embedding_size}"
-        return f"nondeterministic-{sizes}" + _heads(self.heads)
-
-
-LayerSpec = Sdpa | Superposition | Nondeterministic
-
-
-def _heads(heads: int) -> str:
-    return "" if heads == 1 else f"x{heads}"
-
-
-_N = "([1-9][0-9]*)"
-_PART = re.compile(rf"{_N}|(?:superposition-{_N}|nondeterministic-{_N}-{_N}-{_N})(?:x{_N})?")
-
-
-def parse_layers(text: str) -> list[LayerSpec]:
-    """`"2.nondeterministic-3-3-5.2"`: parts joined by dots. A number is so many layers of softmax attention;
-    `superposition-M` and `nondeterministic-Q-S-M` are stack layers, with `xH` behind for H heads."""
-    if not isinstance(text, str):
-        raise TypeError(f"layers: expected text such as '2.superposition-32.2', got {text!r}")
-    layers: list[LayerSpec] = []
-    for part in text.split("."):
-        found = _PART.fullmatch(part)
-        if found is None:
-            raise ValueError(
-                f"layers: expected parts like '2', 'superposition-32' or 'nondeterministic-3-3-5' joined by dots, "
-                f"got {part!r} in {text!r}"
-            )
-        count, m, *sizes, heads = (None if x is None else int(x) for x in found.groups())
-        if count is not None:
-            layers += [Sdpa()] * count
-        elif m is not None:
-            layers.append(Superposition(m, heads or 1))
-        else:
-            layers.append(Nondeterministic(*sizes, heads or 1))  # pyright: ignore
-    return layers
-
-
-def format_layers(layers: list[LayerSpec]) -> str:
-    """The text of a list of layers; `parse_layers` reads it."""
-    parts: list[str] = []
-    for layer in layers:
-        if isinstance(layer, Sdpa) and parts and parts[-1].isdigit():
-            parts[-1] = str(int(parts[-1]) + 1)
-        else:
-            parts.append(str(layer))
-    return ".".join(parts)
 
 
 class FeedForward(nn.Sequential):
@@ -138,21 +59,12 @@ class TransformerLayer(nn.Module):
         dropout: float = 0.0,
         causal: bool = True,
         cross_attention: bool = False,
-        push_activations: dict[str, str] | None = None,
+        push_activation: str = "sigmoid",
     ):
         super().__init__()
-        activations = push_activations or {"superposition": "sigmoid", "nondeterministic": "sigmoid"}
-        if isinstance(spec, Superposition):
-            attention = SuperpositionStackAttention(
-                d_model, spec.stack_embedding_size, heads=spec.heads, push_activation=activations["superposition"]
-            )
-        elif isinstance(spec, Nondeterministic):
-            sizes = spec.num_states, spec.num_symbols, spec.stack_embedding_size
-            attention = NondeterministicStackAttention(
-                d_model, *sizes, heads=spec.heads, push_activation=activations["nondeterministic"]
-            )
-        else:
-            attention = SelfAttention(d_model, heads, dropout, causal=causal)
+        attention = build_attention(
+            spec, d_model, heads=heads, dropout=dropout, causal=causal, push_activation=push_activation
+        )
         self.attention = Sublayer(d_model, attention, dropout)
         self.cross = Sublayer(d_model, CrossAttention(d_model, heads, dropout), dropout) if cross_attention else None
         self.feed_forward = Sublayer(d_model, FeedForward(d_model, hidden_size, dropout), dropout)

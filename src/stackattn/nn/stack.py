@@ -1,226 +1,203 @@
-"""Stack attention layers: (B, T, d_model) -> (B, T, d_model), causal, no positions needed."""
+"""Base class of the stack attention layers, and their state."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
-from ..ops.transitions import split_transitions
-from .checks import check_positive, check_vectors
+from .checks import check_choice, check_positive, check_vectors
 from .state import State, without_padding
 
-PUSH_ACTIVATIONS = {"sigmoid": torch.sigmoid, "identity": lambda x: x, "exp": torch.exp}
+PUSH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+    "exp": torch.exp,
+}
 
 
 @dataclass(frozen=True, repr=False)
 class StackState(State):
-    stack: SuperpositionState | NondeterministicState  # of batch size B * heads
-    values: Tensor  # (B * heads, steps so far, m), for the nondeterministic stack after the bottom vector
+    """State of a stack attention layer between two calls of `extend`."""
+
+    stack: Any  # state of the operator, batch size B * heads
+    values: Tensor  # (B * heads, initial values + steps so far, m)
     heads: int
 
+    @property
+    def batch_size(self) -> int:
+        return self.values.shape[0] // self.heads
+
     def map(self, function: Callable[[Tensor], Tensor]) -> StackState:
-        """`function` sees the sequences as the first axis, and their heads as the second one."""
+        """Apply `function` to each tensor, with shape (B, ...) for one head and (B, heads, ...) for several."""
         if self.heads == 1:
             return super().map(function)
         return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
 
     def reorder(self, index: Tensor) -> StackState:
+        """Select the sequences `index` as a new batch."""
         if self.heads == 1:
             return super().reorder(index)
         return super().reorder((index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten())
 
 
-Kind = TypeVar("Kind", SuperpositionState, NondeterministicState)
+class StackAttention(nn.Module, ABC):
+    """Base class of all stack attention layers: (B, T, d_model) -> (B, T, d_model), causal.
 
-
-def _stack_of(state: StackState, kind: type[Kind]) -> Kind:
-    if not isinstance(state, StackState) or not isinstance(state.stack, kind):
-        got = type(state).__name__
-        raise TypeError(f"state: expected one that this layer's initial_state or extend gave, got {got}")
-    return state.stack
-
-
-class _StackAttention(nn.Module):
-    """What both layers share: three maps without biases, heads, and the choice of what is pushed."""
-
-    def __init__(self, d_model: int, num_actions: int, m: int, reading_size: int, heads: int, push_activation: str):
-        super().__init__()
-        check_positive(d_model=d_model, stack_embedding_size=m, heads=heads)
-        if push_activation not in PUSH_ACTIVATIONS:
-            names = ", ".join(map(repr, PUSH_ACTIVATIONS))
-            raise ValueError(f"push_activation: expected one of {names}, got {push_activation!r}")
-        self.heads = heads
-        self.push_activation = push_activation
-        self.to_actions = nn.Linear(d_model, heads * num_actions, bias=False)
-        self.to_values = nn.Linear(d_model, heads * m, bias=False)
-        self.to_output = nn.Linear(heads * reading_size, d_model, bias=False)
-
-    def reset_parameters(self) -> None:
-        """Xavier uniform; the bottom vector uniform in (-0.1, 0.1)."""
-        for layer in (self.to_actions, self.to_values, self.to_output):
-            nn.init.xavier_uniform_(layer.weight)
-
-    def _enter(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        check_vectors("x", x, self.to_actions.in_features, lengths)
-        return without_padding(x, lengths)
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(B, T, heads * size) -> (B * heads, T, size): a head is a stack of its own."""
-        if self.heads == 1:
-            return x
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
-
-    def _join(self, readings: Tensor) -> Tensor:
-        """(B * heads, T, size) -> (B, T, heads * size)"""
-        if self.heads == 1:
-            return readings
-        return readings.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
-
-    def _values(self, x: Tensor) -> Tensor:
-        return self._split(PUSH_ACTIVATIONS[self.push_activation](self.to_values(x)))  # (B * heads, T, m)
-
-    def _lengths(self, lengths: Tensor | None) -> Tensor | None:
-        return lengths if lengths is None or self.heads == 1 else lengths.repeat_interleave(self.heads)
-
-    def _per_head(self, x: Tensor) -> Tensor:
-        """What a caller sees of weights and actions: with several heads, (B, heads, ...)."""
-        return x if self.heads == 1 else x.unflatten(0, (-1, self.heads))
-
-    def _result(self, y: Tensor, weights: Tensor, actions, return_weights: bool, return_actions: bool):
-        extras = [self._per_head(weights)] if return_weights else []
-        if return_actions:
-            extras.append(actions)
-        return (y, *extras) if extras else y
-
-
-class SuperpositionStackAttention(_StackAttention):
-    """Attention over a superposition stack (Joulin and Mikolov): each step interpolates a push, a no-op and a pop.
+    A layer has three linear maps without biases: `to_actions` gives the action logits, `to_values` the pushed vectors,
+    and `to_output` maps the readings back to d_model. Each head is an independent stack. A subclass defines what the
+    actions do: `split_actions`, `weights`, `readings`, `initial_stack` and `extend_stack`. Inside these methods, heads
+    are part of the batch.
 
     Args:
         d_model: size of inputs and outputs.
-        stack_embedding_size: size m of the vectors on the stack; `d_model` unless given.
-        heads: how many independent stacks.
-        push_activation: what is applied to the pushed vectors, `"sigmoid"`, `"identity"` or `"exp"`.
-
-    Examples::
-
-        layer = SuperpositionStackAttention(d_model=32)
-        y = layer(x)                                                  # (B, T, 32) -> (B, T, 32)
-        y, weights, actions = layer(x, return_weights=True, return_actions=True)   # (B, T, T), (B, T, 3)
-    """
-
-    def __init__(
-        self, d_model: int, stack_embedding_size: int | None = None, *, heads: int = 1, push_activation: str = "sigmoid"
-    ):
-        m = d_model if stack_embedding_size is None else stack_embedding_size
-        super().__init__(d_model, 3, m, m, heads, push_activation)
-        self.reset_parameters()
-
-    def forward(
-        self, x: Tensor, lengths: Tensor | None = None, *, return_weights: bool = False, return_actions: bool = False
-    ):
-        """x (B, T, d_model); what lies beyond `lengths` (B,) is not read."""
-        x = self._enter(x, lengths)
-        actions = self._split(self.to_actions(x)).softmax(-1)  # (B * heads, T, 3)
-        weights = superposition_weights(actions, self._lengths(lengths))  # (B * heads, T, T)
-        y = self.to_output(self._join(weights @ self._values(x)))
-        return self._result(y, weights, self._per_head(actions), return_weights, return_actions)
-
-    def initial_state(self, batch_size: int) -> StackState:
-        weight = self.to_values.weight
-        empty = SuperpositionState.empty(batch_size * self.heads, device=weight.device)
-        values = weight.new_zeros(batch_size * self.heads, 0, weight.shape[0] // self.heads)
-        return StackState(empty, values, self.heads)
-
-    def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
-        x = self._enter(x, lengths)
-        actions = self._split(self.to_actions(x)).softmax(-1)
-        weights, stack = _stack_of(state, SuperpositionState).extend(
-            actions, self._lengths(lengths)
-        )  # (B * heads, c, steps so far)
-        values = torch.cat([state.values, self._values(x)], dim=1)
-        return self.to_output(self._join(weights @ values)), StackState(stack, values, self.heads)
-
-
-class NondeterministicStackAttention(_StackAttention):
-    """Attention over the stack of a nondeterministic pushdown automaton, summed over all of its runs.
-
-    Args:
-        d_model: size of inputs and outputs.
-        num_states: states of the automaton.
-        num_symbols: stack symbols; the first one is the bottom symbol.
+        num_actions: number of action logits per head.
         stack_embedding_size: size m of the vectors on the stack.
-        heads: how many independent stacks.
-        push_activation: what is applied to the pushed vectors, `"sigmoid"`, `"identity"` or `"exp"`.
-
-    Examples::
-
-        layer = NondeterministicStackAttention(d_model=28, num_states=3, num_symbols=3, stack_embedding_size=5)
-        y = layer(x)                                                  # (B, T, 28) -> (B, T, 28)
-        y, weights = layer(x, return_weights=True)                    # (B, T, T + 1, 3, 3)
+        reading_size: size of a reading per head.
+        heads: number of independent stacks.
+        push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
     """
+
+    kind: ClassVar[str]
+    """Name of the kind of stack in the layer notation."""
+    stack_type: ClassVar[type]
+    """Class of the operator's state."""
 
     def __init__(
         self,
         d_model: int,
-        num_states: int = 3,
-        num_symbols: int = 3,
-        stack_embedding_size: int = 5,
+        num_actions: int,
+        stack_embedding_size: int,
+        reading_size: int,
         *,
-        heads: int = 1,
-        push_activation: str = "sigmoid",
+        heads: int,
+        push_activation: str,
     ):
-        check_positive(num_states=num_states, num_symbols=num_symbols)
-        Q, S, m = num_states, num_symbols, stack_embedding_size
-        super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, heads, push_activation)
-        self.num_states, self.num_symbols = Q, S
-        self.bottom = nn.Parameter(torch.empty(heads * m))
-        self.reset_parameters()
+        super().__init__()
+        check_positive(d_model=d_model, stack_embedding_size=stack_embedding_size, heads=heads)
+        check_choice("push_activation", push_activation, PUSH_ACTIVATIONS)
+        self.heads = heads
+        self.push_activation = push_activation
+        self.to_actions = nn.Linear(d_model, heads * num_actions, bias=False)
+        self.to_values = nn.Linear(d_model, heads * stack_embedding_size, bias=False)
+        self.to_output = nn.Linear(heads * reading_size, d_model, bias=False)
+
+    @abstractmethod
+    def split_actions(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """Convert the logits of one head, (B, T, num_actions), to the arguments of the operator."""
+
+    @abstractmethod
+    def weights(self, actions: tuple[Tensor, ...], lengths: Tensor | None) -> Tensor:
+        """Compute attention weights (B, T, initial values + T, ...) from actions."""
+
+    @abstractmethod
+    def readings(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Combine weights (B, T, i, ...) and values (B, i, m) into readings (B, T, reading_size)."""
+
+    @abstractmethod
+    def initial_stack(self, batch_size: int) -> Any:
+        """Create the operator's state before the first step."""
+
+    @abstractmethod
+    def extend_stack(self, stack: Any, logits: Tensor, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        """Take T more steps from logits (B, T, num_actions).
+
+        Returns:
+            Attention weights (B, T, initial values + steps so far, ...) and the new state.
+        """
+
+    def initial_values(self, batch_size: int) -> Tensor:
+        """Vectors on the stack before the first step, (B * heads, number, m); none by default."""
+        m = self.to_values.out_features // self.heads
+        return self.to_values.weight.new_zeros(batch_size * self.heads, 0, m)
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.uniform_(self.bottom, -0.1, 0.1)
+        """Draw all parameters anew."""
+        self.reset_maps()
+
+    def reset_maps(self) -> None:
+        """Draw the three maps from the Xavier uniform distribution."""
+        for layer in (self.to_actions, self.to_values, self.to_output):
+            nn.init.xavier_uniform_(layer.weight)
 
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, *, return_weights: bool = False, return_actions: bool = False
     ):
-        """x (B, T, d_model); what lies beyond `lengths` (B,) is not read."""
-        x = self._enter(x, lengths)
-        transitions = split_transitions(self._rows(x))
-        weights = nondeterministic_weights(*transitions, self._lengths(lengths))  # (B * heads, T, T + 1, Q, S)
-        values = torch.cat([self._bottom(x.shape[0]), self._values(x)], dim=1)
-        y = self.to_output(self._readings(weights, values))
-        actions = tuple(self._per_head(x) for x in transitions)
-        return self._result(y, weights, actions, return_weights, return_actions)
+        """Attend to the stack at every step.
+
+        Args:
+            x: (B, T, d_model)
+            lengths: (B,), optional
+                Number of steps of each sequence. Later steps are padding: they are ignored, and their output is
+                meaningless.
+            return_weights: also return the attention weights.
+            return_actions: also return the actions, as the operator takes them.
+
+        Returns:
+            The output (B, T, d_model), or a tuple of it with the weights, the actions, or both in this order. With
+            several heads, weights and actions have shape (B, heads, ...).
+
+        Raises:
+            ValueError, TypeError: wrong shape or dtype.
+        """
+        x = self._check(x, lengths)
+        actions = self.split_actions(self._split_heads(self.to_actions(x)))
+        weights = self.weights(actions, self._repeat_lengths(lengths))
+        values = self._pushed(x)
+        initial = self.initial_values(x.shape[0])
+        if initial.shape[1]:
+            values = torch.cat([initial, values], dim=1)
+        y = self.to_output(self._join_heads(self.readings(weights, values)))
+        if not (return_weights or return_actions):
+            return y
+        extras: list[Any] = [self._per_head(weights)] if return_weights else []
+        if return_actions:
+            parts = [self._per_head(action) for action in actions]
+            extras.append(tuple(parts) if len(parts) > 1 else parts[0])
+        return (y, *extras)
 
     def initial_state(self, batch_size: int) -> StackState:
-        empty = NondeterministicState.empty(
-            batch_size * self.heads, self.num_states, self.num_symbols, device=self.bottom.device
-        )
-        return StackState(empty, self._bottom(batch_size), self.heads)
+        """Create the state before the first step."""
+        return StackState(self.initial_stack(batch_size * self.heads), self.initial_values(batch_size), self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
-        x = self._enter(x, lengths)
-        weights, stack = _stack_of(state, NondeterministicState).extend_joined(self._rows(x), self._lengths(lengths))
-        values = torch.cat([state.values, self._values(x)], dim=1)
-        return self.to_output(self._readings(weights, values)), StackState(stack, values, self.heads)
+        """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
+        x = self._check(x, lengths)
+        if not isinstance(state, StackState) or not isinstance(state.stack, self.stack_type):
+            found = type(state.stack if isinstance(state, StackState) else state).__name__
+            raise TypeError(f"state: expected a state from this layer's initial_state or extend, got {found}")
+        logits = self._split_heads(self.to_actions(x))
+        weights, stack = self.extend_stack(state.stack, logits, self._repeat_lengths(lengths))
+        values = torch.cat([state.values, self._pushed(x)], dim=1)
+        y = self.to_output(self._join_heads(self.readings(weights, values)))
+        return y, StackState(stack, values, self.heads)
 
-    def _rows(self, x: Tensor) -> Tensor:
-        """Log weights of push, replace and pop, (B * heads, T, Q, S, Q S + Q S + Q)."""
-        Q, S = self.num_states, self.num_symbols
-        return self._split(self.to_actions(x)).unflatten(-1, (Q, S, 2 * Q * S + Q))
+    def _check(self, x: Tensor, lengths: Tensor | None) -> Tensor:
+        check_vectors("x", x, self.to_actions.in_features, lengths)
+        return without_padding(x, lengths)
 
-    def _bottom(self, batch_size: int) -> Tensor:
-        """(B * heads, 1, m)"""
-        return self.bottom.sigmoid().reshape(self.heads, 1, -1).repeat(batch_size, 1, 1)
+    def _pushed(self, x: Tensor) -> Tensor:
+        return self._split_heads(PUSH_ACTIVATIONS[self.push_activation](self.to_values(x)))  # (B * heads, T, m)
 
-    def _readings(self, weights: Tensor, values: Tensor) -> Tensor:
-        """(B * heads, T, i, Q, S) and (B * heads, i, m) -> (B, T, heads * Q * S * m)"""
-        rows = weights.flatten(3).mT.flatten(1, 2)  # (B * heads, T * Q * S, i)
-        reading_size = self.to_output.in_features // self.heads  # Q * S * m
-        return self._join((rows @ values).reshape(*weights.shape[:2], reading_size))
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """(B, T, heads * size) -> (B * heads, T, size)"""
+        if self.heads == 1:
+            return x
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+
+    def _join_heads(self, x: Tensor) -> Tensor:
+        """(B * heads, T, size) -> (B, T, heads * size)"""
+        if self.heads == 1:
+            return x
+        return x.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
+
+    def _per_head(self, x: Tensor) -> Tensor:
+        """(B * heads, ...) -> (B, heads, ...), or unchanged with one head."""
+        return x if self.heads == 1 else x.unflatten(0, (-1, self.heads))
+
+    def _repeat_lengths(self, lengths: Tensor | None) -> Tensor | None:
+        return lengths if lengths is None or self.heads == 1 else lengths.repeat_interleave(self.heads)

@@ -1,0 +1,47 @@
+"""Registry of the kinds of stacks: each kind is declared here, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .nondeterministic import NondeterministicStackAttention
+from .stack import PUSH_ACTIVATIONS, StackAttention
+from .superposition import SuperpositionStackAttention
+
+PUSH_ACTIVATION_OPTIONS = (*PUSH_ACTIVATIONS, "published")
+"""Values of the option `push_activation`: one activation for all kinds, or the one of the published code."""
+
+
+@dataclass(frozen=True)
+class StackKind:
+    """One kind of stack."""
+
+    layer: type[StackAttention]
+    """Attention layer. Its attribute `kind` is the name in the layer notation."""
+    sizes: tuple[str, ...]
+    """Sizes in the order of the layer notation. They are also the names of the layer's arguments."""
+    published_push_activation: str
+    """Function that the published code applies to pushed vectors."""
+
+    @property
+    def name(self) -> str:
+        """Name in the layer notation."""
+        return self.layer.kind
+
+    def push_activation(self, option: str) -> str:
+        """Resolve a value of the option `push_activation` to the activation of this kind."""
+        return self.published_push_activation if option == "published" else option
+
+
+STACK_KINDS: dict[str, StackKind] = {
+    kind.name: kind
+    for kind in (
+        StackKind(SuperpositionStackAttention, ("stack_embedding_size",), published_push_activation="identity"),
+        StackKind(
+            NondeterministicStackAttention,
+            ("num_states", "num_symbols", "stack_embedding_size"),
+            published_push_activation="exp",
+        ),
+    )
+}
+"""All kinds of stacks by their names in the layer notation."""

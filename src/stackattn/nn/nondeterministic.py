@@ -1,0 +1,88 @@
+"""Attention over the stack of a nondeterministic pushdown automaton."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import NondeterministicState, nondeterministic_weights
+from ..ops.transitions import split_transitions
+from .checks import check_positive
+from .stack import StackAttention
+
+
+class NondeterministicStackAttention(StackAttention):
+    """Attention over the stack of a nondeterministic pushdown automaton, summed over all of its runs.
+
+    Args:
+        d_model: size of inputs and outputs.
+        num_states: number of states Q of the automaton.
+        num_symbols: number of stack symbols S; the first one is the bottom symbol.
+        stack_embedding_size: size m of the vectors on the stack.
+        heads: number of independent stacks.
+        push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
+
+    Raises:
+        ValueError: a size is not a positive integer, or the activation is unknown.
+
+    Examples::
+
+        layer = NondeterministicStackAttention(d_model=28, num_states=3, num_symbols=3, stack_embedding_size=5)
+        y = layer(x)                                                  # (B, T, 28) -> (B, T, 28)
+        y, weights = layer(x, return_weights=True)                    # (B, T, T + 1, 3, 3)
+    """
+
+    kind = "nondeterministic"
+    stack_type = NondeterministicState
+
+    def __init__(
+        self,
+        d_model: int,
+        num_states: int = 3,
+        num_symbols: int = 3,
+        stack_embedding_size: int = 5,
+        *,
+        heads: int = 1,
+        push_activation: str = "sigmoid",
+    ):
+        check_positive(num_states=num_states, num_symbols=num_symbols, stack_embedding_size=stack_embedding_size)
+        Q, S, m = num_states, num_symbols, stack_embedding_size
+        super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, heads=heads, push_activation=push_activation)
+        self.num_states, self.num_symbols = Q, S
+        self.bottom = nn.Parameter(torch.empty(heads * m))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the three maps from the Xavier uniform distribution, and the bottom vector from (-0.1, 0.1)."""
+        super().reset_parameters()
+        nn.init.uniform_(self.bottom, -0.1, 0.1)
+
+    def split_actions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return split_transitions(
+            self._joined(logits)
+        )  # log weights (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+
+    def weights(self, actions: tuple[Tensor, ...], lengths: Tensor | None) -> Tensor:
+        return nondeterministic_weights(*actions, lengths=lengths)  # (B, T, T + 1, Q, S)
+
+    def readings(self, weights: Tensor, values: Tensor) -> Tensor:
+        rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, i)
+        reading_size = self.to_output.in_features // self.heads  # Q * S * m
+        return (rows @ values).reshape(*weights.shape[:2], reading_size)
+
+    def initial_stack(self, batch_size: int) -> NondeterministicState:
+        return NondeterministicState.empty(batch_size, self.num_states, self.num_symbols, device=self.bottom.device)
+
+    def initial_values(self, batch_size: int) -> Tensor:
+        """The bottom vector, (B * heads, 1, m)."""
+        return self.bottom.sigmoid().reshape(self.heads, 1, -1).repeat(batch_size, 1, 1)
+
+    def extend_stack(
+        self, stack: NondeterministicState, logits: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, NondeterministicState]:
+        return stack.extend_joined(self._joined(logits), lengths)
+
+    def _joined(self, logits: Tensor) -> Tensor:
+        """Log weights of push, replace and pop in one tensor, (B, T, Q, S, Q S + Q S + Q)."""
+        Q, S = self.num_states, self.num_symbols
+        return logits.unflatten(-1, (Q, S, 2 * Q * S + Q))

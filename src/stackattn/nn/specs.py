@@ -1,0 +1,175 @@
+"""Layer specifications: the notation `2.nondeterministic-3-3-5.2`, and the attention layer of each specification."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .attention import SelfAttention
+from .checks import check_choice
+from .kinds import PUSH_ACTIVATION_OPTIONS, STACK_KINDS
+from .stack import StackAttention
+
+MAX_LAYERS = 1000
+MAX_SIZE = 10**6
+
+
+@dataclass(frozen=True)
+class SoftmaxSpec:
+    """A layer with softmax attention. Its sizes follow from the model."""
+
+    def __str__(self) -> str:
+        return "1"
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """A layer with stack attention.
+
+    Raises:
+        ValueError: the kind is unknown, or it has other sizes.
+
+    Examples::
+
+        spec = StackSpec("nondeterministic", (3, 3, 5), heads=2)
+        str(spec)                                                     # 'nondeterministic-3-3-5x2'
+        layer = spec.build(d_model=28)
+    """
+
+    kind: str
+    """Name in the registry `STACK_KINDS`."""
+    sizes: tuple[int, ...]
+    """Sizes in the order of `STACK_KINDS[kind].sizes`."""
+    heads: int = 1
+    """Number of independent stacks."""
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, STACK_KINDS)
+        names = STACK_KINDS[self.kind].sizes
+        if len(self.sizes) != len(names):
+            raise ValueError(f"sizes: expected {len(names)} for {self.kind} ({', '.join(names)}), got {self.sizes!r}")
+        for name, size in (*self.named_sizes.items(), ("heads", self.heads)):
+            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
+                raise ValueError(f"{name}: expected an integer from 1 to {MAX_SIZE}, got {size!r}")
+
+    @property
+    def named_sizes(self) -> dict[str, int]:
+        """Sizes by name, such as `{"stack_embedding_size": 32}`."""
+        return dict(zip(STACK_KINDS[self.kind].sizes, self.sizes, strict=True))
+
+    def build(self, d_model: int, *, push_activation: str = "sigmoid") -> StackAttention:
+        """Create the attention layer.
+
+        Args:
+            d_model: size of inputs and outputs.
+            push_activation: `"sigmoid"`, `"identity"`, `"exp"`, or `"published"` for the one of the published code.
+        """
+        check_choice("push_activation", push_activation, PUSH_ACTIVATION_OPTIONS)
+        kind = STACK_KINDS[self.kind]
+        activation = kind.push_activation(push_activation)
+        return kind.layer(d_model, **self.named_sizes, heads=self.heads, push_activation=activation)  # pyright: ignore
+
+    def __str__(self) -> str:
+        heads = "" if self.heads == 1 else f"x{self.heads}"
+        return "-".join([self.kind, *map(str, self.sizes)]) + heads
+
+
+LayerSpec = SoftmaxSpec | StackSpec
+
+
+def build_attention(
+    spec: LayerSpec,
+    d_model: int,
+    *,
+    heads: int,
+    dropout: float = 0.0,
+    causal: bool = True,
+    push_activation: str = "sigmoid",
+) -> SelfAttention | StackAttention:
+    """Create the attention layer of a specification.
+
+    Args:
+        spec: what to create.
+        d_model: size of inputs and outputs.
+        heads, dropout, causal: options of softmax attention.
+        push_activation: option of stack attention; see `StackSpec.build`.
+    """
+    if isinstance(spec, StackSpec):
+        return spec.build(d_model, push_activation=push_activation)
+    return SelfAttention(d_model, heads, dropout, causal=causal)
+
+
+_NUMBER = r"[1-9][0-9]*"
+_COUNT = re.compile(_NUMBER)
+_STACK = re.compile(rf"(?P<kind>[a-z]+)-(?P<sizes>{_NUMBER}(?:-{_NUMBER})*)(?:x(?P<heads>{_NUMBER}))?")
+
+
+def parse_layers(layers: str | int) -> list[LayerSpec]:
+    """Parse the layers of a model.
+
+    Args:
+        layers: parts joined by dots. A number stands for that many layers of softmax attention; `superposition-M` and
+            `nondeterministic-Q-S-M` are stack layers, with the suffix `xH` for H heads. An int is the same as its text.
+
+    Raises:
+        TypeError: `layers` is neither text nor an int.
+        ValueError: wrong notation, more than 1000 layers, or a size above 10^6.
+
+    Examples::
+
+        parse_layers("2.nondeterministic-3-3-5.2")                    # five layers, the middle one with a stack
+        parse_layers(5)                                               # five layers of softmax attention
+    """
+    if isinstance(layers, bool) or not isinstance(layers, str | int):
+        raise TypeError(f"layers: expected an integer or text such as '2.superposition-32.2', got {layers!r}")
+    if isinstance(layers, int):
+        if not 1 <= layers <= MAX_LAYERS:
+            found = layers if abs(layers) < 10**20 else "more than 20 digits"  # Python may refuse to print them
+            raise ValueError(f"layers: expected 1 to {MAX_LAYERS} layers, got {found}")
+        return [SoftmaxSpec()] * layers
+    specs: list[LayerSpec] = []
+    for part in layers.split("."):
+        if _COUNT.fullmatch(part):
+            specs += [SoftmaxSpec()] * _parse_number(part, MAX_LAYERS, layers)
+        else:
+            specs.append(_parse_stack(part, layers))
+        if len(specs) > MAX_LAYERS:
+            raise ValueError(f"layers: expected at most {MAX_LAYERS} layers, got more in {_brief(layers)}")
+    return specs
+
+
+def format_layers(specs: Iterable[LayerSpec]) -> str:
+    """Format layers so that `parse_layers` reads them: the inverse of `parse_layers`."""
+    parts: list[str] = []
+    for spec in specs:
+        if isinstance(spec, SoftmaxSpec) and parts and parts[-1].isdigit():
+            parts[-1] = str(int(parts[-1]) + 1)
+        else:
+            parts.append(str(spec))
+    return ".".join(parts)
+
+
+def _parse_stack(part: str, text: str) -> StackSpec:
+    found = _STACK.fullmatch(part)
+    sizes = found["sizes"].split("-") if found else []
+    kind = STACK_KINDS.get(found["kind"]) if found else None
+    if found is None or kind is None or len(sizes) != len(kind.sizes):
+        stacks = " or ".join(repr("-".join([kind.name, *"3" * len(kind.sizes)])) for kind in STACK_KINDS.values())
+        raise ValueError(
+            f"layers: expected parts like '2', {stacks} joined by dots, got {_brief(part)} in {_brief(text)}"
+        )
+    numbers = [_parse_number(size, MAX_SIZE, text) for size in (*sizes, found["heads"] or "1")]
+    return StackSpec(kind.name, tuple(numbers[:-1]), numbers[-1])
+
+
+def _parse_number(digits: str, limit: int, text: str) -> int:
+    # Compare the number of digits first: Python refuses to convert thousands of digits.
+    if len(digits) > len(str(limit)) or int(digits) > limit:
+        unit = "layers" if limit == MAX_LAYERS else "for a size"
+        raise ValueError(f"layers: expected at most {limit} {unit}, got {_brief(digits)} in {_brief(text)}")
+    return int(digits)
+
+
+def _brief(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

@@ -1,0 +1,55 @@
+"""Attention over a superposition stack."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..ops import SuperpositionState, superposition_weights
+from .stack import StackAttention
+
+
+class SuperpositionStackAttention(StackAttention):
+    """Attention over a superposition stack (Joulin and Mikolov, 2015): each step mixes a push, a no-op and a pop.
+
+    Args:
+        d_model: size of inputs and outputs.
+        stack_embedding_size: size m of the vectors on the stack (default: `d_model`).
+        heads: number of independent stacks.
+        push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
+
+    Raises:
+        ValueError: a size is not a positive integer, or the activation is unknown.
+
+    Examples::
+
+        layer = SuperpositionStackAttention(d_model=32)
+        y = layer(x)                                                  # (B, T, 32) -> (B, T, 32)
+        y, weights, actions = layer(x, return_weights=True, return_actions=True)   # (B, T, T), (B, T, 3)
+    """
+
+    kind = "superposition"
+    stack_type = SuperpositionState
+
+    def __init__(
+        self, d_model: int, stack_embedding_size: int | None = None, *, heads: int = 1, push_activation: str = "sigmoid"
+    ):
+        m = d_model if stack_embedding_size is None else stack_embedding_size
+        super().__init__(d_model, 3, m, m, heads=heads, push_activation=push_activation)
+        self.reset_parameters()
+
+    def split_actions(self, logits: Tensor) -> tuple[Tensor]:
+        return (logits.softmax(-1),)  # (B, T, 3): push, no-op, pop
+
+    def weights(self, actions: tuple[Tensor, ...], lengths: Tensor | None) -> Tensor:
+        return superposition_weights(actions[0], lengths)  # (B, T, T)
+
+    def readings(self, weights: Tensor, values: Tensor) -> Tensor:
+        return weights @ values
+
+    def initial_stack(self, batch_size: int) -> SuperpositionState:
+        return SuperpositionState.empty(batch_size, device=self.to_values.weight.device)
+
+    def extend_stack(
+        self, stack: SuperpositionState, logits: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, SuperpositionState]:
+        return stack.extend(*self.split_actions(logits), lengths)
