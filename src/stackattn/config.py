@@ -1,39 +1,113 @@
-"""Configurations: dataclasses read from YAML, with overrides, and errors that say where and what was meant."""
+"""Configurations: dataclasses read from YAML or JSON values, the only validator of both.
+
+A configuration is a dataclass whose fields are sections (dataclasses) or options. The string literal below a field is
+its documentation, which `describe` returns. Errors name the file, the line and the key, and suggest the nearest key.
+"""
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import difflib
+import functools
+import inspect
+import itertools
 import json
+import math
+import textwrap
 import types
 import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
-from .lines import read_text
+from .bounded_yaml import MAX_DIGITS, check_size, parse_yaml
+from .lines import read_lines
 
 T = TypeVar("T")
+Preset = Callable[[type, dict[str, Any]], dict[str, Any]]
+"""Takes the configuration class and the values of the file; returns nested values for the options that it sets."""
+
+REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
+"""The default of a key that has none."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be read; the message has the file, the line and the key."""
+    """A configuration that cannot be read. The message names the file, the line and the key."""
 
 
-def load_config(cls: type[T], path: str | Path, overrides: list[str] | None = None) -> T:
-    """A `cls` from a YAML file, changed by overrides such as `model.layers=5` or `learning_rate=0.01`."""
+class FieldError(ValueError):
+    """A field of a dataclass with an invalid value.
+
+    Args:
+        key: name of the field.
+        message: what was expected and what was found.
+
+    Example:
+        >>> raise FieldError("clip", "expected a positive number, got -1.0")
+        Traceback (most recent call last):
+        stackattn.config.FieldError: clip: expected a positive number, got -1.0
+    """
+
+    def __init__(self, key: str, message: str):
+        super().__init__(key, message)
+        self.key, self.message = key, message
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}"
+
+
+def require(valid: bool, key: str, expected: str, found: object) -> None:
+    """Raise FieldError for field `key` unless `valid`; used in `__post_init__` of configuration dataclasses."""
+    if not valid:
+        raise FieldError(key, f"expected {expected}, got {_shown(found)}")
+
+
+def kinds(**classes: type) -> dict[str, Any]:
+    """Return the metadata of a dataclass field for a section whose key `kind` selects its class.
+
+    Without the key, the section has the first class.
+
+    Example:
+        >>> from stackattn.training.cfl import CFLConfig
+        >>> from_values(CFLConfig, {"language": {"name": "dyck"}, "model": {"kind": "lstm"}}).model.hidden_size
+        100
+    """
+    return {"kinds": classes}
+
+
+def load_config(
+    cls: type[T],
+    path: str | Path,
+    overrides: list[str] | None = None,
+    presets: Mapping[str, Preset] | None = None,
+) -> T:
+    """Read a configuration from a YAML file.
+
+    Args:
+        cls: dataclass of the configuration.
+        path: the file.
+        overrides: changes such as `"model.layers=5"`; the values are YAML.
+        presets: functions that fill in options, by name. The key `preset` of the file selects one; keys that the file
+            or an override sets keep their values.
+
+    Raises:
+        ConfigError: the file is not a valid configuration.
+
+    Example:
+        >>> load_config(CFLConfig, "config.yaml", ["training.max_epochs=3"])  # doctest: +SKIP
+    """
+    lines, characters = [], 0
     try:
-        text = read_text(path)
-        values, places = yaml.safe_load(text), _places(yaml.compose(text, Loader=yaml.SafeLoader), str(path))
+        for line in read_lines(path):
+            characters += len(line) + 1
+            check_size(characters, str(path))
+            lines.append(line)
+        values, places = parse_yaml("\n".join(lines), str(path))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not YAML: {getattr(error, 'problem', error)}") from None
-    return from_values(cls, {} if values is None else values, overrides, str(path), places)
+    return from_values(cls, {} if values is None else values, overrides, str(path), places, presets)
 
 
 def from_values(
@@ -41,124 +115,268 @@ def from_values(
     values: Any,
     overrides: list[str] | None = None,
     source: str = "configuration",
-    places: dict[str, str] | None = None,
+    places: Mapping[str, str] | None = None,
+    presets: Mapping[str, Preset] | None = None,
 ) -> T:
-    """A `cls` from nested dictionaries, as `json.load` or `yaml.safe_load` give them.
+    """Build a configuration from nested dictionaries, such as those of `json.load`.
 
-    `places` says for each key, such as `model.layers`, where it was written.
+    Args:
+        source: where the values come from, for errors.
+        places: for each dotted key, such as `model.layers`, the file and line that define it.
+
+    The other arguments and errors are those of `load_config`.
+
+    Example:
+        >>> from stackattn.training import TrainingConfig
+        >>> from_values(TrainingConfig, {"clip": 1}).clip
+        1.0
     """
     values, places = copy.deepcopy(values), dict(places or {})
     for override in overrides or []:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise ConfigError(f"override: expected KEY=VALUE, got {override!r}")
-        *parents, last = key.split(".")
-        target = values
-        for i, parent in enumerate([*parents, last]):
-            if not isinstance(target, dict):
-                raise ConfigError(f"override {override!r}: {'.'.join(parents[:i]) or source} has no keys")
-            if i < len(parents):
-                target = target.setdefault(parent, {})
-        try:
-            target[last] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {override!r}: not YAML: {getattr(error, 'problem', error)}") from None
-        places[key] = f"override {override!r}"
-    return _build(cls, values, "", source, places)
+        _override(values, override, source, places)
+    if presets and isinstance(values, dict):
+        _apply_preset(cls, values, presets, source, places)
+    return _Builder(cls, source, places).build(cls, values, "")
 
 
 def to_values(config: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    """Return a configuration as nested dictionaries and lists, ready for JSON; `from_values` is the inverse."""
+    return json.loads(json.dumps(_plain(config)))
 
 
-def _build(cls: Any, values: Any, prefix: str, source: str, places: dict[str, str]) -> Any:
-    def fail(key: str, message: str) -> typing.NoReturn:
-        raise ConfigError(f"{places.get(key, source)}: {message}")
+@dataclasses.dataclass(frozen=True)
+class ConfigKey:
+    """One key of a configuration class."""
 
-    if not isinstance(values, dict):
-        fail(prefix.rstrip("."), f"{prefix.rstrip('.') or 'all of it'}: expected keys and values, got {values!r}")
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for key in values:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, 1, 0.5)
-            meant = f"did you mean {prefix + near[0]!r}?" if near else f"expected one of {', '.join(fields)}"
-            fail(f"{prefix}{key}", f"unknown key {prefix + str(key)!r}; {meant}")
-    made = {}
-    for name, field in fields.items():
-        key = f"{prefix}{name}"
-        if name in values:
-            made[name] = _convert(hints[name], values[name], key, source, places, fail)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            fail(prefix.rstrip("."), f"missing key {key!r}")
+    key: str
+    """Dotted name, such as `training.learning_rate`."""
+    type: str
+    default: Any
+    """`REQUIRED` if there is no default."""
+    doc: str
+    """The string literal below the field, in one line."""
+    kind: str | None = None
+    """Value of the section's `kind` for which the key exists; None: the key always exists."""
+
+
+def describe(cls: type, prefix: str = "", kind: str | None = None) -> list[ConfigKey]:
+    """List every key of a configuration class in the order of its fields.
+
+    Example:
+        >>> from stackattn.training import TrainingConfig
+        >>> next(key for key in describe(TrainingConfig) if key.key == "clip").default
+        5.0
+    """
+    hints, docs = typing.get_type_hints(cls), _docs(cls)
+    keys = []
+    for field in dataclasses.fields(cls):
+        key, hint = f"{prefix}{field.name}", hints[field.name]
+        sections = _sections(field, hint)
+        if not sections:
+            keys.append(ConfigKey(key, _name(hint), _default(field), docs.get(field.name, ""), kind))
+        elif "" not in sections:
+            choices = f"one of {', '.join(sections)}"
+            doc = docs.get(field.name) or f"Selects the keys of the section `{key}`."
+            keys.append(ConfigKey(f"{key}.kind", choices, next(iter(sections)), doc, kind))
+        for name, section in sections.items():
+            keys += describe(section, f"{key}.", name if len(sections) > 1 else kind)
+    return keys
+
+
+def _override(values: Any, override: str, source: str, places: dict[str, str]) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"override: expected KEY=VALUE, got {_shown(override)}")
+    place = f"override {_shown(override)}"
+    *parents, last = key.split(".")
+    for i, parent in enumerate([*parents, last]):
+        if not isinstance(values, dict):
+            raise ConfigError(f"{place}: {'.'.join(parents[:i]) or source} has no keys")
+        if i < len(parents):
+            values = values.setdefault(parent, {})
     try:
-        return cls(**made)
-    except ConfigError:
-        raise
+        values[last], inner = parse_yaml(text, place)
     except ValueError as error:
-        name = f"{prefix}{str(error).partition(':')[0]}"  # if the message begins with a key, its line is meant
-        fail(name if name in places else prefix.rstrip("."), f"{prefix}{error}")
+        raise ConfigError(str(error).replace(", line 1:", ":", 1)) from None
+    places[key] = place
+    places.update({f"{key}.{name}": place for name in inner})
 
 
-def _convert(hint: Any, value: Any, key: str, source: str, places: dict[str, str], fail: Any) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, f"{key}.", source, places)
+def _apply_preset(
+    cls: type, values: dict[str, Any], presets: Mapping[str, Preset], source: str, places: dict[str, str]
+) -> None:
+    name = values.pop("preset", None)
+    if name is None:
+        return
+    if name not in list(presets):
+        expected = f"expected one of {', '.join(presets)}, got {_shown(name)}"
+        raise ConfigError(f"{places.get('preset', source)}: preset: {expected}")
+    place = f"{places.get('preset', source)}, preset {name!r}"
+
+    def fill(values: dict[str, Any], options: dict[str, Any], prefix: str) -> None:
+        for key, value in options.items():
+            if key not in values:
+                values[key] = copy.deepcopy(value)
+                places[f"{prefix}{key}"] = place
+            elif isinstance(value, dict) and isinstance(values[key], dict):
+                fill(values[key], value, f"{prefix}{key}.")
+
+    fill(values, presets[name](cls, copy.deepcopy(values)), "")
+
+
+class _Builder:
+    """Builds dataclasses from values and finds the place of each error."""
+
+    def __init__(self, root: Any, source: str, places: Mapping[str, str]):
+        self.root, self.source, self.places = root, source, places
+
+    def build(self, cls: Any, values: Any, prefix: str) -> Any:
+        section, hints = prefix.rstrip("."), typing.get_type_hints(cls)
+        if not isinstance(values, dict):
+            self.fail(section, f"{section or 'configuration'}: expected keys and values, got {_shown(values)}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in fields:
+                name = f"{prefix}{key}"
+                self.fail(name, f"unknown key {name!r}; {self.suggest(str(key), fields, prefix)}")
+        made = {}
+        for name, field in fields.items():
+            if name not in values:
+                if _default(field) is REQUIRED:
+                    self.fail(section, f"missing key {prefix + name!r}")
+            elif sections := _sections(field, hints[name]):
+                made[name] = self.section(sections, values[name], f"{prefix}{name}")
+            else:
+                made[name] = self.convert(hints[name], values[name], f"{prefix}{name}")
+        try:
+            return cls(**made)
+        except ConfigError:
+            raise
+        except FieldError as error:
+            self.fail(f"{prefix}{error.key}", f"{prefix}{error}")
+        except ValueError as error:
+            self.fail(section, f"{section}: {error}" if section else str(error))
+
+    def section(self, sections: dict[str, Any], value: Any, key: str) -> Any:
+        kind = next(iter(sections))
+        if kind and isinstance(value, dict):
+            value = dict(value)
+            kind = value.pop("kind", kind)
+            if kind not in list(sections):
+                self.fail(f"{key}.kind", f"{key}.kind: expected one of {', '.join(sections)}, got {_shown(kind)}")
+        return self.build(sections[kind], value, f"{key}.")
+
+    def convert(self, hint: Any, value: Any, key: str) -> Any:
+        """The value as `hint` says: lists become tuples, and integers floats, where the hint has them."""
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (types.UnionType, typing.Union):
+            for argument in arguments:
+                if _fits(argument, value):
+                    return self.convert(argument, value, key)
+        if not _fits(hint, value):
+            self.fail(key, f"{key}: expected {_name(hint)}, got {_shown(value)}")
+        if origin is tuple:
+            return tuple(self.convert(a, v, key) for a, v in zip(arguments, value, strict=True))
+        if origin is list:
+            return [self.convert(arguments[0], v, key) for v in value]
+        if hint is int and not -(2**63) <= value < 2**63:
+            self.fail(key, f"{key}: expected an integer of at most 64 bits, got {_shown(value)}")
+        if hint is float:
+            number = _float(value)
+            if not math.isfinite(number):
+                self.fail(key, f"{key}: expected a finite number, got {_shown(value)}")
+            return number
+        return value
+
+    def suggest(self, key: str, fields: Mapping[str, Any], prefix: str) -> str:
+        """The key that was probably meant: one of this section, or the same name in another section."""
+        keys = {option.key.rpartition(".")[2]: option.key for option in describe(self.root)}
+        keys |= {name: f"{prefix}{name}" for name in fields}
+        if keys.get(key) == f"{prefix}{key}":  # of another kind of this section
+            del keys[key]
+        near = difflib.get_close_matches(key, keys, 1, 0.75) or difflib.get_close_matches(key, fields, 1, 0.5)
+        return f"did you mean {keys[near[0]]!r}?" if near else f"expected one of {', '.join(fields)}"
+
+    def fail(self, key: str, message: str) -> typing.NoReturn:
+        while key not in self.places and "." in key:
+            key = key.rpartition(".")[0]
+        raise ConfigError(f"{self.places.get(key, self.source)}: {message}")
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value has the outer type of a hint that is not a union."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        others = [a for a in arguments if a is not type(None)]
-        if isinstance(value, dict) and any(map(dataclasses.is_dataclass, others)):
-            return _choose(others, value, key, source, places, fail)
-        for argument in others:
-            try:
-                return _convert(argument, value, key, source, places, _raise)
-            except ConfigError:
-                continue
-        fail(key, f"{key}: expected {_name(hint)}, got {value!r}")
-    if origin is tuple and isinstance(value, list | tuple) and len(value) == len(arguments):
-        return tuple(_convert(a, v, key, source, places, fail) for a, v in zip(arguments, value, strict=True))
-    if origin is dict and isinstance(value, dict):
-        return value
-    if origin is list and isinstance(value, list):
-        return [_convert(arguments[0], v, key, source, places, fail) for v in value]
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML reads 1e-3 as text
+        return False
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, list | tuple) and len(value) == len(arguments)
+    if hint is float and isinstance(value, str):
         try:
-            return float(value)
+            return len(value) <= MAX_DIGITS and float(value) is not None
         except ValueError:
-            pass
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    fail(key, f"{key}: expected {_name(hint)}, got {value!r}")
+            return False
+    if hint in (int, float):
+        return isinstance(value, hint | int) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, origin or hint)
 
 
-def _choose(classes: list[Any], value: dict, key: str, source: str, places: dict[str, str], fail: Any) -> Any:
-    """Which of several dataclasses is meant: the one whose `kind` the values name."""
-    kinds = {c.kind: c for c in classes}
-    kind = value.get("kind", classes[0].kind)
-    if kind not in kinds:
-        fail(f"{key}.kind", f"{key}.kind: expected one of {', '.join(kinds)}, got {kind!r}")
-    return _build(kinds[kind], value, f"{key}.", source, places)
+def _float(value: Any) -> float:
+    """A number, or the text of one: YAML 1.1 reads 1e-3 as text."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
-def _raise(key: str, message: str) -> typing.NoReturn:
-    raise ConfigError(message)
+def _sections(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """The dataclasses of a section by kind, with "" as kind if there is no choice; empty for an option."""
+    return field.metadata.get("kinds") or ({"": hint} if dataclasses.is_dataclass(hint) else {})
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    values = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            names = {cls: kind for kind, cls in field.metadata.get("kinds", {}).items()}
+            values[field.name] = ({"kind": names[type(value)]} if names else {}) | _plain(value)
+        else:
+            values[field.name] = value
+    return values
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return REQUIRED if field.default is dataclasses.MISSING else field.default
+
+
+@functools.cache
+def _docs(cls: type) -> dict[str, str]:
+    """The string literals below the fields of a dataclass and of its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):  # no source, as in an interactive session
+            continue
+        body = typing.cast(ast.ClassDef, tree.body[0]).body
+        for field, doc in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                docs[typing.cast(ast.Name, field.target).id] = " ".join(str(doc.value.value).split())
+    return docs
 
 
 def _name(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
-def _places(node: yaml.Node | None, source: str, prefix: str = "") -> dict[str, str]:
-    """The file and line of every key."""
-    found: dict[str, str] = {}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name, place = f"{prefix}{key.value}", f"{source}, line {key.start_mark.line + 1}"
-            if name in found:
-                raise ConfigError(f"{place}: {name!r} is there twice")
-            found[name] = place
-            found.update(_places(value, source, f"{name}."))
-    return found
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

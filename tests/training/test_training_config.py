@@ -1,15 +1,19 @@
-"""Configurations: what is refused, with file, line and the key that was meant; and all that are shipped."""
+"""Reading configurations: values, errors with file, line and key, limits, presets, and the shipped files."""
 
 import math
+import pickle
 import re
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from stackattn.config import from_values, to_values
+from stackattn.bounded_yaml import parse_yaml
+from stackattn.config import REQUIRED, ConfigKey, FieldError, describe, from_values, kinds, require, to_values
 from stackattn.paper.models import ARCHITECTURES, COUNTS
-from stackattn.training import ConfigError, load_config
+from stackattn.training import ConfigError, TrainingConfig, load_config
 from stackattn.training.architectures import LSTMOptions, TransformerOptions
 from stackattn.training.cfl import CFLConfig, LanguageOptions, build_model
 from stackattn.training.lm import LMConfig
@@ -54,24 +58,24 @@ def test_a_transformer_unless_told_otherwise(tmp_path):
             GOOD + "  learning_rat: 1\n",
             "line 9: unknown key 'training.learning_rat'; did you mean 'training.learning_rate'?",
         ),
-        (GOOD.replace("hidden_size", "heads"), "line 6: unknown key 'model.heads'; expected one of kind, hidden_size"),
+        (GOOD.replace("hidden_size", "heads"), "line 6: unknown key 'model.heads'; expected one of hidden_size"),
         (GOOD.replace("7", "seven"), "line 6: model.hidden_size: expected int, got 'seven'"),
         (GOOD.replace("7", "true"), "line 6: model.hidden_size: expected int, got True"),
         (GOOD.replace("1e-1", "much"), "line 8: training.clip: expected float, got 'much'"),
         (GOOD.replace("1e-1", "-1"), "line 8: training.clip: expected a positive number, got -1.0"),
-        (GOOD.replace("1e-1", "nan"), "line 8: training.clip: expected a positive number, got nan"),
+        (GOOD.replace("1e-1", "nan"), "line 8: training.clip: expected a finite number, got 'nan'"),
         (GOOD.replace("[10, 20]", "10"), "line 3: language.lengths: expected tuple[int, int], got 10"),
         (
             GOOD.replace("[10, 20]", "[10, 20, 30]"),
             "line 3: language.lengths: expected tuple[int, int], got [10, 20, 30]",
         ),
-        (GOOD.replace("[10, 20]", "[20, 10]"), "line 3: language.lengths: expected the smallest and the largest one"),
+        (GOOD.replace("[10, 20]", "[20, 10]"), "line 3: language.lengths: expected two lengths, the smaller first"),
         (GOOD.replace("kind: lstm", "kind: gru"), "line 5: model.kind: expected one of transformer, lstm, got 'gru'"),
         (GOOD.replace("name: dyck", "seed: 1"), "line 1: missing key 'language.name'"),
         ("model: {}\n", "config.yaml: missing key 'language'"),
         ("language: dyck\n", "line 1: language: expected keys and values, got 'dyck'"),
-        ("- 1\n", "config.yaml: all of it: expected keys and values, got [1]"),
-        (GOOD + "language:\n  name: dyck\n", "line 9: 'language' is there twice"),
+        ("- 1\n", "config.yaml: configuration: expected keys and values, got [1]"),
+        (GOOD + "language:\n  name: dyck\n", "line 9: duplicate key 'language'"),
         ("language:\n  name: [dyck\nmodel: {}\n", "line 3: not YAML"),
     ],
 )
@@ -105,6 +109,187 @@ def test_overrides(tmp_path):
 def test_overrides_say_what_is_wrong(tmp_path, override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(tmp_path, GOOD, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rate: 1\n" + GOOD, "line 1: unknown key 'learning_rate'; did you mean 'training.learning_rate'?"),
+        ("lerning_rate: 1\n" + GOOD, "line 1: unknown key 'lerning_rate'; did you mean 'training.learning_rate'?"),
+        (GOOD + "  hidden_size: 3\n", "line 9: unknown key 'training.hidden_size'; did you mean 'model.hidden_size'?"),
+    ],
+)
+def test_suggests_keys_of_other_sections(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(tmp_path, text)
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "line 1: anchors and aliases are not supported; write the value out"),
+        ("language:\n  name: *x\n", "line 2: anchors and aliases are not supported"),
+        (GOOD.replace("dyck", "!!python/name:os.system x"), "line 2: tags are not supported"),
+        ("a: " + "[" * 50_000, "line 1: expected at most 20 levels of nesting"),
+        ("- " * 40_000, "line 1: expected at most 20 levels of nesting"),
+        ("a: " + "{a: " * 20_000, "line 1: expected at most 20 levels of nesting"),
+        ("? " * 40_000, "line 1: expected a plain key"),
+        ("".join(f"a{i}: 1\n" for i in range(100_000)), "expected at most 100,000 characters; the file is longer"),
+        (GOOD.replace("7", "9" * 400), "line 6: expected a number of at most 40 digits, got 9999999999..."),
+        (GOOD.replace("7", "9" * 30), "line 6: model.hidden_size: expected an integer of at most 64 bits"),
+        (GOOD.replace("7", "2001-02-03"), "line 6: model.hidden_size: expected int, got '2001-02-03'"),
+        (GOOD.replace("1e-1", "1e" + "9" * 400), "line 8: training.clip: expected float, got '1e9999"),
+        (GOOD.replace("1e-1", "1" + "0" * 39), None),
+        (GOOD + "  learning_rate: .inf\n", "line 9: training.learning_rate: expected a finite number, got inf"),
+        (GOOD + "  learning_rate: .nan\n", "line 9: training.learning_rate: expected a finite number, got nan"),
+        (GOOD + "  learning_rate: 1e999\n", "line 9: training.learning_rate: expected a finite number, got '1e999'"),
+        (GOOD + "  learning_rates: [.1, .inf]\n", "line 9: training.learning_rates: expected a finite number"),
+        (GOOD + "  evaluate_every: 0\n", "line 9: training.evaluate_every: expected at least 1 or null, got 0"),
+        (GOOD + "  evaluate_every: -1\n", "line 9: training.evaluate_every: expected at least 1 or null, got -1"),
+        (GOOD + "---\n" + GOOD, "line 9: expected one document, got a second one"),
+        (GOOD.replace("dyck", "\x00"), "line 2: not YAML: special characters are not allowed"),
+        (GOOD.replace("7", "x" * 1000), "line 6: model.hidden_size: expected int, got 'xxx"),
+    ],
+)
+def test_bounds(tmp_path, text, message):
+    """Every limit has an error that names the line, and is found in well under a second."""
+    began = time.process_time()
+    if message is None:
+        read(tmp_path, text)
+    else:
+        with pytest.raises(ConfigError, match=re.escape(message)) as error:
+            read(tmp_path, text)
+        assert len(str(error.value)) < 500
+    assert time.process_time() - began < 2
+
+
+def test_the_largest_document_takes_less_than_two_seconds():
+    for text in (
+        "[" + "1," * 49_000 + "]",
+        "- a\n" * 24_000,
+        "x" * 99_000,
+        "".join(f"k{i}: 1\n" for i in range(9_000)),
+    ):
+        began = time.process_time()
+        parse_yaml(text, "config.yaml")
+        assert time.process_time() - began < 2
+
+
+def test_bounds_hold_for_overrides_and_values(tmp_path):
+    with pytest.raises(ConfigError, match=r"override 'training.clip=&a 1': anchors and aliases are not supported"):
+        read(tmp_path, GOOD, ["training.clip=&a 1"])
+    with pytest.raises(ConfigError, match="expected at most 20 levels"):
+        read(tmp_path, GOOD, ["language.parameters=" + "[" * 1000])
+    with pytest.raises(ConfigError, match=r"training.clip: expected a finite number"):
+        from_values(CFLConfig, {"language": {"name": "dyck"}, "training": {"clip": 10**400}})
+
+
+def test_field_errors_carry_the_key():
+    with pytest.raises(FieldError) as error:
+        TrainingConfig(clip=-1.0)
+    assert (error.value.key, str(error.value)) == ("clip", "clip: expected a positive number, got -1.0")
+    copied = pickle.loads(pickle.dumps(error.value))
+    assert (copied.key, str(copied)) == (error.value.key, str(error.value))
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 3
+    """Number of
+    parts."""
+    name: str = "x"
+
+    def __post_init__(self):
+        require(self.name != "clip: y", "size", "another name", self.name)
+        if self.size == 7:
+            raise ValueError("name: not with this size")
+
+
+@dataclass(frozen=True)
+class Outer:
+    count: int
+    """How many."""
+    first: Inner = field(default_factory=Inner, metadata=kinds(inner=Inner))
+    rate: float | None = None
+    """Per second."""
+    mode: Literal["fast", "slow"] = "fast"
+
+
+def test_the_key_of_an_error_is_not_read_from_its_text():
+    places = {"first": "line 1", "first.size": "line 2", "first.name": "line 3"}
+    with pytest.raises(ConfigError, match=r"^line 2: first\.size: expected another name, got 'clip: y'$"):
+        from_values(Outer, {"count": 1, "first": {"name": "clip: y"}}, places=places)
+    with pytest.raises(ConfigError, match=r"^line 1: first: name: not with this size$"):
+        from_values(Outer, {"count": 1, "first": {"size": 7}}, places=places)
+
+
+def test_literals_and_kinds():
+    config = from_values(Outer, {"count": 1, "first": {"kind": "inner", "size": 2}, "rate": 2, "mode": "slow"})
+    assert config == Outer(1, Inner(2), 2.0, "slow")
+    assert to_values(config)["first"] == {"kind": "inner", "size": 2, "name": "x"}
+    with pytest.raises(ConfigError, match="mode: expected one of fast, slow, got 'quick'"):
+        from_values(Outer, {"count": 1, "mode": "quick"})
+
+
+def test_describe():
+    assert describe(Outer) == [
+        ConfigKey("count", "int", REQUIRED, "How many."),
+        ConfigKey("first.kind", "one of inner", "inner", "Selects the keys of the section `first`."),
+        ConfigKey("first.size", "int", 3, "Number of parts."),
+        ConfigKey("first.name", "str", "x", ""),
+        ConfigKey("rate", "float | None", None, "Per second."),
+        ConfigKey("mode", "one of fast, slow", "fast", ""),
+    ]
+
+
+@pytest.mark.parametrize("cls", [CFLConfig, LMConfig, MTConfig])
+def test_every_key_is_described(cls):
+    keys = describe(cls)
+    assert {"training.learning_rate", "training.clip"} <= {key.key for key in keys}
+    assert [key.key for key in keys if not key.doc] == []
+
+
+def test_describe_names_the_kind_of_a_key():
+    kinds = {key.key: key.kind for key in describe(CFLConfig)}
+    assert (kinds["model.heads"], kinds["model.stack"], kinds["training.clip"]) == ("transformer", "lstm", None)
+
+
+def fill(cls, values):
+    assert cls is CFLConfig
+    assert "preset" not in values
+    variant = {"language": {"parameters": {"variant": values["language"]["name"]}}}
+    return {"training": {"clip": 9.0, "lr_patience": 7}, "model": {"hidden_size": 11}, **variant}
+
+
+def test_presets(tmp_path):
+    """A preset fills in keys that neither the file nor an override sets."""
+    path = tmp_path / "config.yaml"
+    path.write_text(f"preset: big\n{GOOD}")
+    config = load_config(CFLConfig, path, ["training.lr_patience=3"], presets={"big": fill})
+    assert (config.training.clip, config.training.lr_patience, config.model.hidden_size) == (0.1, 3, 7)
+    assert config.language.parameters == {"variant": "dyck"}
+    path.write_text("preset: big\nlanguage: {name: dyck}\nmodel: {kind: lstm}\n")
+    config = load_config(CFLConfig, path, presets={"big": fill})
+    assert (config.training.clip, config.training.lr_patience, config.model.hidden_size) == (9.0, 7, 11)
+    assert "preset" not in to_values(config)
+    assert load_config(CFLConfig, path, ["preset=null"], presets={"big": fill}).training.clip == 5.0
+
+
+def test_errors_of_presets(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{GOOD}preset: bog\n")
+    with pytest.raises(ConfigError, match=r"config.yaml, line 9: preset: expected one of big, got 'bog'"):
+        load_config(CFLConfig, path, presets={"big": fill})
+    with pytest.raises(ConfigError, match=r"override 'preset=\[1\]': preset: expected one of big, got \[1\]"):
+        load_config(CFLConfig, path, ["preset=[1]"], presets={"big": fill})
+    with pytest.raises(ConfigError, match="line 9: unknown key 'preset'"):
+        load_config(CFLConfig, path)
+    options = {"training": {"lr_patience": -1}}
+    with pytest.raises(ConfigError, match=r"line 9, preset 'bog': training.lr_patience: expected at least 1, got -1"):
+        load_config(CFLConfig, path, presets={"bog": lambda cls, values: options})
 
 
 def test_every_cell_of_the_paper_is_there():
@@ -144,5 +329,5 @@ def test_the_grammar_of_a_file_is_part_of_the_configuration(tmp_path):
     assert from_values(LanguageOptions, to_values(options)).make().log_prob("a b") == pytest.approx(math.log(0.5))
     with pytest.raises(FileNotFoundError):
         LanguageOptions(str(path))
-    with pytest.raises(ValueError, match="a grammar file has none"):
+    with pytest.raises(ValueError, match="parameters: expected none for a grammar file"):
         replace(options, parameters={"k": 3}).make()

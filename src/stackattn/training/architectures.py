@@ -11,25 +11,30 @@ from ..models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 
 @dataclass(frozen=True)
 class TransformerOptions:
-    kind: str = "transformer"
     layers: str = "5"
+    """Layers, such as `5` or `2.nondeterministic-3-3-5.2`."""
     d_model: int = 32
+    """Size of the vectors between layers."""
     heads: int = 4
+    """Number of heads of softmax attention."""
     hidden_size: int | None = None
-    """Of the feed-forward networks; twice d_model if not given."""
+    """Size of the hidden layer of feed-forward networks; default: 2 * d_model."""
     dropout: float = 0.1
+    """Dropout rate."""
     tied: bool = False
-    """The embeddings are the output layer too."""
+    """Use the embeddings as the output layer."""
     init_range: float = 0.1
+    """Parameters are initialised uniformly in [-init_range, init_range]."""
     published: bool = False
     """As the published code does, not as the paper says: pushed vectors without a sigmoid."""
 
 
 @dataclass(frozen=True)
 class LSTMOptions:
-    kind: str = "lstm"
     hidden_size: int = 100
+    """Size of the hidden state."""
     stack: str | None = None
+    """The stack, such as `superposition-10`; default: no stack."""
     published: bool = False
     """As the published code does: actions and pushed vectors of LSTM+Nd are initialised like the LSTM."""
 

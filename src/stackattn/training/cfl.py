@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..config import FieldError, kinds, require
 from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, is_grammar_file, training_sets
 from ..lines import read_text
 from ..models import LSTMLM, TransformerLM
 from ..models.saving import load, save
-from .architectures import ModelOptions, TransformerOptions, build_language_model
+from .architectures import LSTMOptions, ModelOptions, TransformerOptions, build_language_model
 from .experiment import config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
 from .processes import find_device
@@ -27,24 +28,30 @@ from .run import TrainingRun
 
 @dataclass(frozen=True)
 class LanguageOptions:
+    """The language and the strings that are sampled from it."""
+
     name: str
-    """One of the ready languages, or the path of a grammar file."""
+    """Name of a built-in language, or path of a grammar file."""
     grammar: str | None = None
-    """The text of the grammar file; read when it is not given, so that a run does not depend on the file."""
+    """Text of the grammar; default: read from the grammar file, so that a run does not depend on the file."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """Of a ready language, such as `variant: published`."""
+    """Parameters of a built-in language, such as `k: 3` for dyck."""
     lengths: tuple[int, int] = (40, 80)
+    """Shortest and longest string of the training and validation sets, in symbols."""
     train_batches: int = 1000
+    """Number of batches in the training set."""
     validation_batches: int = 100
+    """Number of batches in the validation set."""
     batch_size: int = 10
+    """Strings per batch; the strings of a batch have the same length."""
     seed: int = 0
+    """Seed for sampling the strings."""
 
     def __post_init__(self) -> None:
         for name in ("train_batches", "validation_batches", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not 0 <= self.lengths[0] <= self.lengths[1]:
-            raise ValueError(f"lengths: expected the smallest and the largest one, got {list(self.lengths)}")
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        low, high = self.lengths
+        require(0 <= low <= high, "lengths", "two lengths, the smaller first", [low, high])
         if self.grammar is None and is_grammar_file(self.name):
             object.__setattr__(self, "grammar", read_text(self.name))
 
@@ -52,7 +59,7 @@ class LanguageOptions:
         if self.grammar is None:
             return get_language(self.name, **self.parameters)
         if self.parameters:
-            raise ValueError(f"parameters: a grammar file has none, got {self.parameters}")
+            raise FieldError("parameters", f"expected none for a grammar file, got {self.parameters}")
         return PCFG.from_text(self.grammar, name=Path(self.name).stem, source=self.name)
 
 
@@ -61,7 +68,9 @@ class CFLConfig:
     """A model, a language and how to train the one on the other."""
 
     language: LanguageOptions
-    model: ModelOptions = field(default_factory=TransformerOptions)
+    model: ModelOptions = field(
+        default_factory=TransformerOptions, metadata=kinds(transformer=TransformerOptions, lstm=LSTMOptions)
+    )
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def make(self) -> tuple[CFLTask, TransformerLM | LSTMLM]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..config import kinds, require
 from ..models import TransformerLM
 from ..models.saving import load, save
 from ..text.batching import pad, token_batches
@@ -30,23 +31,23 @@ IGNORED = -100  # the target of padding
 
 @dataclass(frozen=True)
 class LMDataOptions:
+    """The corpus and how its sentences are batched."""
+
     folder: str
-    """Made by `stackattn lm prepare` or `prepare-ptb`."""
+    """Folder of the corpus, made by `stackattn lm prepare` or `stackattn lm prepare-ptb`."""
     batch_tokens: int = 256
-    """A batch has at most so many tokens: its size times its longest sentence."""
+    """Largest size of a batch in tokens: number of sentences times length of the longest one."""
     batch_tokens_range: tuple[int, int] = (128, 512)
-    """The range that restarts draw theirs from."""
+    """Range from which each random restart draws `batch_tokens`."""
     published: bool = False
     """As the published code does: BOS does not count as a token of a batch."""
     checksum: str | None = None
-    """Of the corpus; looked up when it is not given, so that a run does not go on with another one."""
+    """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
 
     def __post_init__(self) -> None:
-        if self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens: expected at least 1, got {self.batch_tokens}")
-        if not 1 <= self.batch_tokens_range[0] <= self.batch_tokens_range[1]:
-            got = list(self.batch_tokens_range)
-            raise ValueError(f"batch_tokens_range: expected the smallest and the largest, got {got}")
+        require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
+        low, high = self.batch_tokens_range
+        require(1 <= low <= high, "batch_tokens_range", "two numbers of at least 1, the smaller first", [low, high])
         # Without the corpus one can still look at what was trained on it.
         if self.checksum is None and (Path(self.folder) / REPORT).exists():
             object.__setattr__(self, "checksum", corpus_fingerprint(self.folder))
@@ -59,7 +60,7 @@ class LMOptions(TransformerOptions):
     d_model: int = 256
     heads: int = 8
     hidden_size: int | None = None
-    """Of the feed-forward networks; four times d_model if not given."""
+    """Size of the hidden layer of feed-forward networks; default: 4 * d_model."""
     tied: bool = True
     init_range: float = 0.01
 
@@ -86,7 +87,7 @@ class LMConfig:
     """A model, a corpus and how to train the one on the other."""
 
     data: LMDataOptions
-    model: LMOptions = field(default_factory=LMOptions)
+    model: LMOptions = field(default_factory=LMOptions, metadata=kinds(transformer=LMOptions))
     training: LMTraining = field(default_factory=LMTraining)
 
     def make(self) -> tuple[LMTask, TransformerLM]:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..config import require
 from .processes import PRECISIONS, Processes, autocast
 from .run import RunError, TrainingRun, peak_memory
 from .schedule import EarlyStopping, Plateau
@@ -24,35 +25,42 @@ class TrainingConfig:
     """How a model is trained. The defaults are the paper's for context-free languages."""
 
     learning_rate: float = 0.001
+    """Initial learning rate of Adam."""
     learning_rates: tuple[float, float] = (5e-4, 1e-2)
-    """The range that restarts draw theirs from."""
+    """Range from which each random restart draws its learning rate, log-uniformly."""
     max_epochs: int = 200
+    """Largest number of epochs."""
     clip: float = 5.0
-    """Largest norm of the gradient of all parameters."""
+    """Largest L2 norm of the gradient of all parameters; larger gradients are scaled down."""
     lr_factor: float = 0.9
+    """Factor by which the learning rate is multiplied when the validation score stops improving."""
     lr_patience: int = 5
+    """Evaluations without improvement before the learning rate is lowered."""
     stop_patience: int = 10
+    """Evaluations without improvement before training stops."""
     evaluate_every: int | None = None
-    """Examples between two evaluations (and one at the very end); None: one at the end of each epoch."""
+    """Examples between two evaluations; there is also one at the end. Default: one at the end of each epoch."""
     published: bool = False
     """Count patience as the published code does, see `Plateau`."""
     init_seed: int = 0
+    """Seed for the initial parameters."""
     shuffle_seed: int = 0
-    """For the order of the batches and for dropout."""
-    precision: str = "float32"
-    """`bfloat16` computes matrix products in it (autocast); parameters stay in float32."""
+    """Seed for the order of the batches and for dropout."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: matrix products are computed in bfloat16 (autocast); parameters stay in float32."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "clip", "lr_factor"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+            value = getattr(self, name)
+            require(0 < value < math.inf, name, "a positive number", value)
         for name in ("max_epochs", "lr_patience", "stop_patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {self.precision!r}")
-        if not 0 < self.learning_rates[0] <= self.learning_rates[1]:
-            raise ValueError(f"learning_rates: expected the smallest and the largest, got {list(self.learning_rates)}")
+            value = getattr(self, name)
+            require(value >= 1, name, "at least 1", value)
+        every = self.evaluate_every
+        require(every is None or every >= 1, "evaluate_every", "at least 1 or null", every)
+        require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
+        low, high = self.learning_rates
+        require(0 < low <= high < math.inf, "learning_rates", "two positive numbers, the smaller first", [low, high])
 
 
 class Task(Protocol):

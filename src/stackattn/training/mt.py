@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..config import require
 from ..models import Seq2SeqConfig, Seq2SeqTransformer
 from ..models.saving import save
 from ..text.batching import pad, token_batches
@@ -24,19 +25,21 @@ IGNORED = -100  # a target that costs nothing: behind the end
 
 @dataclass(frozen=True)
 class MTDataOptions:
+    """The corpus and how its sentence pairs are batched."""
+
     folder: str
-    """Made by `stackattn mt prepare`."""
+    """Folder of the corpus, made by `stackattn mt prepare`."""
     digest: str | None = None
-    """Of that corpus; read when it is not given, so that a run cannot go on with another one."""
+    """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
     batch_tokens: int = 2048
-    """The most on either side of a batch, with padding, BOS and EOS."""
+    """Largest number of tokens on either side of a batch, including padding, BOS and EOS."""
     label_smoothing: float = 0.1
+    """Label smoothing of the training loss, at least 0 and less than 1."""
 
     def __post_init__(self) -> None:
-        if self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens: expected at least 1, got {self.batch_tokens}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing: expected a number from 0 up to 1, got {self.label_smoothing}")
+        require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
+        smoothing = self.label_smoothing
+        require(0 <= smoothing < 1, "label_smoothing", "at least 0 and less than 1", smoothing)
         # Without the corpus one can still look at what was trained on it.
         if self.digest is None and (Path(self.folder) / REPORT).exists():
             object.__setattr__(self, "digest", corpus_fingerprint(self.folder))
@@ -47,14 +50,19 @@ class TranslatorOptions:
     """The sizes that do not follow from the corpus."""
 
     layers: str = "5"
-    """Of the encoder, and of the decoder too if it has none of its own."""
+    """Layers of the encoder, and of the decoder unless `decoder_layers` is given."""
     decoder_layers: str | None = None
+    """Layers of the decoder; default: those of the encoder."""
     d_model: int = 160
+    """Size of the vectors between layers."""
     heads: int = 8
+    """Number of heads of softmax attention."""
     hidden_size: int | None = None
-    """Of the feed-forward networks; four times d_model if not given."""
+    """Size of the hidden layer of feed-forward networks; default: 4 * d_model."""
     dropout: float = 0.1
+    """Dropout rate."""
     init_range: float = 0.01
+    """Parameters are initialised uniformly in [-init_range, init_range]."""
     published: bool = False
     """As the published code does, not as the paper says: pushed vectors without a sigmoid."""
 
