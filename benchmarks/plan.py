@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stackattn.files import write_json, write_text
-from stackattn.paper.models import ARCHITECTURES, COUNTS, LANGUAGES, build, paper_config
+from stackattn.paper.models import LANGUAGES, build, paper_config, paper_models
+from stackattn.paper.names import SLUGS
 from stackattn.training.run import TrainingRun, environment, peak_memory
 
 ROOT = Path(__file__).parents[1]
@@ -44,19 +45,14 @@ def kind(task: str) -> str:
 
 
 def cells() -> list[tuple[str, str]]:
-    return [
-        (task, name)
-        for task, counts in COUNTS.items()
-        for name, count in zip(ARCHITECTURES, counts, strict=True)
-        if count is not None
-    ]
+    return [(task, label) for _, task, label, _ in paper_models()]
 
 
 def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
     """Of each cell that has finished runs somewhere in a folder, as .../TASK/MODEL/00: the epochs of each of them."""
     names = {
-        (task.removeprefix("mt-"), model.lower().replace("+", "-")): (task, model)  # of folders: 160 and tf-nd
-        for task, model in cells()
+        (task.removeprefix("mt-"), SLUGS[label]): (task, label)  # folders are called 160 and tf-nd
+        for task, label in cells()
     }
     found: dict[tuple[str, str], list[int]] = {}
     for result in sorted(folder.rglob("result.json")):

@@ -114,10 +114,10 @@ def test_sweep(config, tmp_path, capsys):
     assert not any(f"{value:.4f}" in printed for value in differences.values())
     away = [*command[:5], "--out", str(tmp_path / "none"), "--budget", "0"]
     assert main(away) == 0
-    assert "2 of 2 runs are not finished; the same command goes on with them" in capsys.readouterr().out
+    assert "2 of 2 runs are not finished; run the same command again to continue them" in capsys.readouterr().out
     assert main([*away[:-2], "--minutes-each", "0"]) == 0
     printed = capsys.readouterr().out
-    assert "2 of 2 runs have had their 0 minutes; more --minutes-each goes on" in printed
+    assert "2 of 2 runs used up their 0 minutes; raise --minutes-each to continue them" in printed
     assert "not finished" not in printed
 
 
@@ -125,11 +125,11 @@ def test_a_run_goes_on_by_its_own_configuration(config, tmp_path, capsys):
     out = str(tmp_path / "run")
     command = ["cfl", "train", config, "--minutes", "0", "--out"]
     assert main([*command, str(tmp_path / "epochs")]) == 0
-    assert "no model yet: evaluations come at the end of each epoch" in capsys.readouterr().out
+    assert "no model yet: the model is evaluated at the end of each epoch" in capsys.readouterr().out
     assert main([*command, out, "--set", "training.evaluate_every=100"]) == 0
     printed = capsys.readouterr().out
     assert "deadline after 0 evaluations" in printed
-    assert "no model yet: evaluations come every 100 examples" in printed
+    assert "no model yet: the model is evaluated every 100 examples" in printed
     assert main(["cfl", "evaluate", out]) == 2
     assert "there is no best model (no evaluation yet)" in capsys.readouterr().err
     assert main(["cfl", "train", "--out", out, "--resume"]) == 0
@@ -200,7 +200,7 @@ def test_reproduce_figure_2(tmp_path, capsys):
     )
     assert (out / "figure-2.md").read_text() == written
     assert main(["reproduce", "figure-2", "--configs", str(tmp_path / "none"), "--out", str(out)]) == 2
-    assert f"--configs: there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    assert f"--configs: expected a folder, got {tmp_path / 'none'}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -244,12 +244,12 @@ def test_reproduce_fails_with_its_runs(tmp_path, capsys, monkeypatch):
     assert "start sweeps without it" in capsys.readouterr().err
 
 
-def test_curves_need_matplotlib_only_when_drawing(monkeypatch):
+def test_figure_2_needs_matplotlib_only_when_drawing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    from stackattn.analysis.curves import draw_figure_2
+    from stackattn.paper.figure_2 import draw
 
     with pytest.raises(ModuleNotFoundError, match=r"stackattn\[plot\]"):
-        draw_figure_2([], Path("nowhere"))
+        draw([], Path("nowhere"))
 
 
 def test_threads(config, tmp_path):

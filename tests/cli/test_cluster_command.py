@@ -63,7 +63,7 @@ def test_a_sweep_interrupted(tmp_path, capsys, monkeypatch):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopped; the same command goes on\n"
+    assert errors == "stopped; run the same command again to continue\n"
     before = TrainingRun(out / "00").metrics()[:2]
     assert not TrainingRun(out / "00").finished
     assert main(command) == 0
@@ -97,9 +97,9 @@ def test_reproduce(tmp_path, capsys, monkeypatch):
     ("arguments", "message"),
     [
         (["--cluster", "127.0.0.1:9"], "cluster 127.0.0.1:9: cannot connect: "),
-        (["--cluster", "local", "--processes", "2"], "--processes: a cluster runs as many as it has cores"),
+        (["--cluster", "local", "--processes", "2"], "--processes: cannot be combined with --cluster"),
         (["--cluster", "local", "--memory", "0"], "memory: expected a positive number of GB, got 0"),
-        (["--memory", "1"], "--memory: only runs on a cluster ask for it"),
+        (["--memory", "1"], "--memory: only used on a cluster"),
     ],
 )
 def test_errors_are_one_line(arguments, message, tmp_path, capsys):

@@ -1,31 +1,22 @@
-"""Reading configurations: values, errors with file, line and key, limits, presets, and the shipped files."""
+"""Reading configurations: values, errors with file, line and key, limits, and presets."""
 
 import math
 import pickle
 import re
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from stackattn.bounded_yaml import parse_yaml
 from stackattn.config import REQUIRED, ConfigKey, FieldError, describe, from_values, kinds, require, to_values
-from stackattn.paper.models import ARCHITECTURES, COUNTS
 from stackattn.training import ConfigError, TrainingConfig, load_config
 from stackattn.training.architectures import LSTMOptions, TransformerOptions
-from stackattn.training.cfl import CFLConfig, LanguageOptions, build_model
+from stackattn.training.cfl import CFLConfig, LanguageOptions
 from stackattn.training.lm import LMConfig
 from stackattn.training.mt import MTConfig
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-CELLS = [
-    (task, architecture, count)
-    for task, counts in COUNTS.items()
-    if (EXPERIMENTS / "cfl" / task).exists()
-    for architecture, count in zip(ARCHITECTURES, counts, strict=True)
-]
 GOOD = "language:\n  name: dyck\n  lengths: [10, 20]\nmodel:\n  kind: lstm\n  hidden_size: 7\ntraining:\n  clip: 1e-1\n"
 
 
@@ -290,34 +281,6 @@ def test_errors_of_presets(tmp_path):
     options = {"training": {"lr_patience": -1}}
     with pytest.raises(ConfigError, match=r"line 9, preset 'bog': training.lr_patience: expected at least 1, got -1"):
         load_config(CFLConfig, path, presets={"bog": lambda cls, values: options})
-
-
-def test_every_cell_of_the_paper_is_there():
-    assert len(CELLS) == 30
-
-
-@pytest.mark.parametrize(("task", "architecture", "count"), CELLS)
-def test_shipped_configs_are_the_papers(task, architecture, count):
-    config = load_config(CFLConfig, EXPERIMENTS / f"cfl/{task}/{architecture.lower().replace('+', '-')}.yaml")
-    assert config.language.name == task
-    assert (config.language.lengths, config.language.batch_size) == ((40, 80), 10)
-    assert (config.language.train_batches, config.language.validation_batches) == (1000, 100)
-    training = config.training
-    assert (training.lr_factor, training.lr_patience, training.stop_patience) == (0.9, 5, 10)
-    assert (training.clip, training.max_epochs, training.evaluate_every) == (5.0, 200, None)
-    assert training.published
-    assert config.model.published
-    if isinstance(config.model, TransformerOptions):
-        assert config.model.dropout == 0.1
-    model = build_model(config, len(config.language.make().symbols))
-    assert sum(x.numel() for x in model.parameters()) == count
-
-
-@pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("*.yaml")), ids=lambda path: "-".join(path.parts[-2:]))
-def test_every_shipped_config_loads(path):
-    task = path.relative_to(EXPERIMENTS).parts[0]
-    kinds = {"ptb": LMConfig, "wikitext-2": LMConfig, "mt": MTConfig}
-    load_config(kinds.get(task, CFLConfig), path)
 
 
 def test_the_grammar_of_a_file_is_part_of_the_configuration(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +10,13 @@ from runs import outcome
 
 from stackattn.config import from_values
 from stackattn.models import TransformerLM
-from stackattn.paper.models import ARCHITECTURES, COUNTS
 from stackattn.text.corpus import write_corpus
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
-from stackattn.training import ConfigError, RunError, TrainingRun, load_config, loop, run_experiment
+from stackattn.training import ConfigError, RunError, TrainingRun, loop, run_experiment
 from stackattn.training.lm import (
     LMConfig,
     LMDataOptions,
     LMTask,
-    build_model,
     evaluate_run,
     evaluate_sentences,
     load_language_model,
@@ -27,7 +24,6 @@ from stackattn.training.lm import (
     score_sentences,
 )
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SENTENCES = [x.split() for x in ("a b", "a b c", "b", "a a a a a b", "c b a", "b c", "a b b", "c")]
 
 
@@ -96,34 +92,9 @@ def test_restarts_draw_the_size_of_batches(folder):
     assert replace(made.redraw(0), data=made.data) == made  # nothing else changes
 
 
-@pytest.mark.parametrize("name", ["tf", "tf-sup", "tf-nd", "tf-nd-paper"])
-def test_the_paper_s_configurations_have_its_sizes_and_settings(name):
-    chosen = load_config(LMConfig, EXPERIMENTS / "ptb" / f"{name}.yaml")
-    vocabulary = Vocabulary(tuple(map(str, range(23832))))
-    with torch.device("meta"):
-        count = sum(x.numel() for x in build_model(chosen, vocabulary).parameters())
-    architecture = {"tf": "Tf", "tf-sup": "Tf+Sup"}.get(name, "Tf+Nd")
-    assert count == dict(zip(ARCHITECTURES, COUNTS["ptb"], strict=True))[architecture]
-    assert vocabulary.output_size == 23833
-    assert chosen.data.batch_tokens_range == (128, 512)
-    training = chosen.training
-    assert (training.learning_rates, training.evaluate_every, training.max_epochs) == ((1e-6, 1e-4), 20_000, 10_000)
-    assert (training.lr_factor, training.lr_patience, training.stop_patience, training.clip) == (0.5, 2, 4, 5.0)
-    assert (chosen.model.heads, chosen.model.dropout, chosen.model.init_range) == (8, 0.1, 0.01)
-    assert chosen.data.published == chosen.model.published == chosen.training.published == (name != "tf-nd-paper")
-
-
-def test_what_a_configuration_leaves_out_is_the_paper_s():
-    paper = load_config(LMConfig, EXPERIMENTS / "ptb/tf-nd-paper.yaml")
-    assert from_values(LMConfig, {"data": {"folder": "data/ptb"}, "model": {"layers": paper.model.layers}}) == paper
+def test_hidden_size_is_four_times_d_model_unless_given():
     assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"d_model": 40}}).model.hidden_size == 160
     assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"hidden_size": 7}}).model.hidden_size == 7
-
-
-def test_other_configurations_differ_in_the_layers_only():
-    chosen = [load_config(LMConfig, EXPERIMENTS / f"wikitext-2/{name}.yaml") for name in ("tf", "tf-sup", "tf-nd")]
-    assert len({replace(x, model=replace(x.model, layers="")) for x in chosen}) == 1
-    assert len({x.model.layers for x in chosen}) == 3
 
 
 class Killed(BaseException):

@@ -12,8 +12,7 @@ from reversal import experiment, make_corpus
 from runs import outcome, processes, train_in_process
 from torch import nn
 
-from stackattn.config import from_values, load_config
-from stackattn.paper.models import COUNTS, MT_TYPES, count_parameters
+from stackattn.config import from_values
 from stackattn.text.bitext_corpus import read_split
 from stackattn.training import ConfigError, TrainingRun, run_experiment
 from stackattn.training.mt import MTConfig, MTDataOptions, MTTask, build_model, read_test_set
@@ -171,24 +170,3 @@ def test_errors_name_the_section(corpus, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="a saved model is a folder"):
         Translator.load(tmp_path / "empty")
-
-
-class PaperTokenizer:
-    input_size, output_size = MT_TYPES + 3, MT_TYPES + 1
-
-
-@pytest.mark.parametrize("tier", ["160", "240", "360"])
-def test_configs_have_the_papers_sizes(tier, request):
-    folder = request.config.rootpath / "experiments/mt" / tier
-    counts = [n for n in COUNTS[f"mt-{tier}"] if n is not None]
-    for name, count in zip(("tf", "tf-sup", "tf-nd"), counts, strict=True):
-        config = load_config(MTConfig, folder / f"{name}.yaml")
-        with torch.device("meta"):
-            model = build_model(config, PaperTokenizer())
-        assert count_parameters(model.config) == count
-        assert (config.training.learning_rates, config.training.evaluate_every) == ((1e-5, 1e-3), 50_000)
-        assert (config.training.lr_factor, config.training.lr_patience, config.training.stop_patience) == (0.5, 2, 4)
-        assert config.training.published
-        assert config.model.published
-        assert config.model.init_range == 0.01
-        assert (config.data.batch_tokens, config.data.label_smoothing) == (2048, 0.1)

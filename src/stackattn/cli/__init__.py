@@ -1,7 +1,18 @@
-"""The `stackattn` command: one small module for each subcommand.
+"""The `stackattn` command: one module per subcommand.
 
-A command module has a docstring (its help text), `add_arguments(parser)` and `run(args)`. Whatever is slow to import
-(torch above all) is imported inside `run`, so that `--help` answers at once.
+A command module has a docstring (its description in `--help`), `add_arguments(parser)` and `run(args)`. Slow imports,
+such as torch, are inside `run`, so that `--help` is fast.
+
+Commands:
+
+- `demo`, `analyse`, `cfl`, `lm` (with `lm_prepare`), `mt`, `language`, `params`, `reproduce`
+
+Shared by the commands:
+
+- `arguments`: arguments that several commands have
+- `training`: the actions `train` and `sweep`
+- `progress`: progress bars
+- `errors`: error messages and Ctrl-C
 """
 
 import argparse
@@ -9,21 +20,39 @@ import importlib
 import sys
 
 from .. import __version__
+from .errors import run_command
 
 COMMANDS = {
-    "demo": "the main job: see the stack at work",
-    "analyse": "see what a trained model does with its stack; an HTML report",
+    "demo": "show how a stack works, and train two small models with and without one",
+    "analyse": "show what trained models do with their stacks, as figures and an HTML report",
     "cfl": "train and evaluate models on context-free languages",
-    "lm": "language models: prepare data, train, evaluate, generate, score sentences",
-    "mt": "translation: prepare text, train, translate, evaluate",
-    "language": "formal languages: list, sample, score, show, write data sets",
-    "params": "count the parameters of the paper's models beside the paper's tables",
-    "reproduce": "the figures and tables of the paper",
+    "lm": "prepare text, train language models on it, evaluate, generate and score sentences",
+    "mt": "prepare parallel text, train translation models on it, translate and evaluate",
+    "language": "list formal languages, sample and score strings, write data sets",
+    "params": "compare the parameter counts of the paper's models with the paper's tables",
+    "reproduce": "reproduce the figures and tables of the paper",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program name; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    parser = make_parser()
     argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        parser.print_help()
+        return 0
+    return run_command(parser.parse_args(argv))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     parser = argparse.ArgumentParser(prog="stackattn", description="Stack attention for PyTorch.")
     parser.add_argument("--version", action="version", version=f"stackattn {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -32,8 +61,4 @@ def main(argv: list[str] | None = None) -> int:
         command = subparsers.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(execute=module.run)
-    if not argv:
-        parser.print_help()
-        return 0
-    args = parser.parse_args(argv)
-    return args.execute(args) or 0
+    return parser

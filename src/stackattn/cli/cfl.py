@@ -1,39 +1,46 @@
-"""Train and evaluate models on context-free languages."""
+"""Train language models on context-free languages and compare them with the true distribution."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from .experiments import add_torch_arguments, add_training_arguments, at_least, run_action
+from .arguments import add_torch_arguments, add_training_arguments, at_least
+from .training import run_action
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add_training_arguments(commands, "experiments/cfl")
-    evaluate = commands.add_parser("evaluate", help="the cross-entropy difference of a run's best model, by length")
-    evaluate.add_argument("run", help="folder of a run")
+    add_training_arguments(commands, "figure-2/dyck/tf-nd")
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure the cross-entropy difference of a run's best model by string length",
+        description="Measure the cross-entropy difference of a run's best model on test strings of each length, and "
+        "write it to RUN/test.json.",
+    )
+    evaluate.add_argument("run", metavar="RUN", help="folder of a run")
     evaluate.add_argument(
         "--lengths",
         type=int,
         nargs=2,
         metavar=("FROM", "TO"),
-        help="of the test strings (default: from the shortest training length to 1.25 times the longest, "
-        "which is 40 to 100 for the paper's)",
+        help="shortest and longest test string, in symbols (default: from the shortest training length to 1.25 times "
+        "the longest; 40 to 100 for the paper's runs)",
     )
     evaluate.add_argument(
-        "--per-length", type=at_least(1), default=100, help="strings of each length (default: %(default)s)"
+        "--per-length", type=at_least(1), default=100, metavar="N", help="strings of each length (default: %(default)s)"
     )
-    evaluate.add_argument("--seed", type=at_least(0), default=0, help="of the test strings (default: %(default)s)")
+    evaluate.add_argument(
+        "--seed", type=at_least(0), default=0, metavar="N", help="seed of the test strings (default: %(default)s)"
+    )
     add_torch_arguments(evaluate)
 
 
 def run(args: argparse.Namespace) -> int:
-    return run_action("cfl", "stackattn.training.cfl:CFLConfig", args, {"evaluate": _evaluate})
+    return run_action(args, {"evaluate": _evaluate})
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from rich.console import Console
     from rich.table import Table
 
@@ -49,9 +56,8 @@ def _evaluate(args: argparse.Namespace) -> int:
         numbers = [row["cross_entropy"], row["lower_bound"], row["difference"]]
         table.add_row(str(row["length"]), *(f"{x:.4f}" for x in numbers), "" if floor is None else f"{floor:.4f}")
     Console().print(table)
-    print(
-        "In nats per symbol. The bound takes each length as given, but the model has to pay for it: a perfect model of"
-    )
-    print("N training lengths pays ln(N)/(length+1), which the last column takes off for lengths seen in training.")
+    print("Values are in nats per symbol. The lower bound is conditioned on the length, which the model must predict:")
+    print("a perfect model of N training lengths pays ln(N)/(length+1) for it. The last column subtracts that amount,")
+    print("for lengths seen in training.")
     print(f"written to {path}")
     return 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TOKENS = list("([](()[()]))[[]()]")
 OPENING = {")": "(", "]": "["}
 SYMBOLS = ("⊥", "(", "[")  # of the stack; the bottom symbol comes first
-CONFIGS = Path(__file__).parents[3] / "experiments/demo"
+CONFIGS = Path(__file__).parents[1] / "paper/configs/demo"
 MODELS = {"tf": "Tf", "tf-nd": "Tf+Nd"}
 SHOWN_LENGTH = 16  # of the string whose attention map is drawn
 

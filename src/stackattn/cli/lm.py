@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import lm_prepare
-from .experiments import add_torch_arguments, add_training_arguments, at_least, run_action
+from .arguments import add_torch_arguments, add_training_arguments, at_least
+from .training import run_action
 
 if TYPE_CHECKING:
     from ..text.vocabulary import Vocabulary
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     lm_prepare.add_arguments(commands)
-    add_training_arguments(commands, "experiments/ptb")
+    add_training_arguments(commands, "table-2/ptb/tf-nd")
     evaluate = commands.add_parser("evaluate", help="perplexity of a run's best model on the test set")
     evaluate.add_argument("run", help="folder of a run")
     evaluate.add_argument(
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         "generate": _generate,
         "score": _score,
     }
-    return run_action("lm", "stackattn.training.lm:LMConfig", args, actions)
+    return run_action(args, actions)
 
 
 def _evaluate(args: argparse.Namespace) -> int:

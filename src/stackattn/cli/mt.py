@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .experiments import add_torch_arguments, add_training_arguments, at_least, run_action
+from .arguments import add_torch_arguments, add_training_arguments, at_least
+from .training import run_action
 
 CHUNK = 1000  # lines that are read, and sorted by length, before they are translated
 
@@ -17,7 +18,7 @@ CHUNK = 1000  # lines that are read, and sorted by length, before they are trans
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_prepare(commands)
-    add_training_arguments(commands, "experiments/mt")
+    add_training_arguments(commands, "table-3/160/tf-nd")
     translate = commands.add_parser("translate", help="translate a file or the standard input, line by line")
     translate.add_argument("model", help="folder of a run or of a model")
     translate.add_argument("file", nargs="?", default="-", help="a sentence on each line (default: standard input)")
@@ -74,7 +75,7 @@ def _add_prepare(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     actions = {"prepare": _prepare, "translate": _translate, "evaluate": _evaluate}
-    return run_action("mt", "stackattn.training.mt:MTConfig", args, actions)
+    return run_action(args, actions)
 
 
 def _prepare(args: argparse.Namespace) -> int:

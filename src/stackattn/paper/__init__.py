@@ -1,1 +1,12 @@
-"""What exists only because of the paper."""
+"""Everything that exists only because of the paper: its models, its experiments and its results.
+
+Modules:
+
+- `names`: labels and slugs of the paper's models
+- `models`: sizes and parameter counts of the paper's models
+- `configurations`: the shipped configurations (`configs/`), found by name
+- `experiments`: which runs make up each figure and table, and how they are shown
+- `cells`: the runs of one model on one task
+- `figure_2`, `table_2`, `table_3`: one figure or table each, from the runs that exist
+- `tables`: printing a table of results and writing it as Markdown
+"""

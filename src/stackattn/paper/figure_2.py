@@ -1,45 +1,71 @@
-"""The paper's Figure 2 from the runs that exist, and a table of its lines."""
+"""The paper's Figure 2 and a table of its curves, from the runs that exist."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..analysis.curves import LABELS
-from ..cli.reproduce import Cell
+from ..analysis.figures import new_figure, save_figure
 from ..files import write_json
 from ..training import TrainingRun
 from ..training.cfl import CFLConfig, evaluate_run
 from ..training.experiment import config_of
 from ..training.sweep import best_of
+from .cells import Cell
+from .names import LABELS
 from .tables import measured, number, publish
 
 TEST_LENGTHS = (40, 100)
-TEST_STRINGS = 100  # of each length
+TEST_STRINGS = 100  # per length
+LONGEST_SEEN = 80  # training strings have 40 to 80 symbols
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The best run of one cell."""
+
+    cell: Cell
+    run: TrainingRun
+    best: dict[str, Any]
+    """The evaluation with the lowest cross-entropy difference."""
+    test: list[dict[str, Any]]
+    """Test results, one row per length; empty if there are none."""
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    lines = []
+    """Print the table, write it to `out` as `figure-2.md`, and draw `figure-2.png` and `.svg`.
+
+    Returns:
+        An exit code: 1 if no run has been evaluated or matplotlib is missing.
+    """
+    curves = []
     for cell in cells:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        run = TrainingRun(folder)
-        test = measured(folder, _measure, _of_the_figure(folder))
-        line = {"task": cell.task, "model": cell.model, "run": run, "best": best, "restarts": cell.begun}
-        lines.append({**line, "test": test.get("lengths", [])})
+        test = measured(folder, _measure, _has_test_lengths(folder))
+        curves.append(Curve(cell, TrainingRun(folder), best, test.get("lengths", [])))
     header = ["task", "model", "runs", "validation", "test, seen lengths", "longer", "epoch", "rate", "minutes"]
     notes = (
         "Cross-entropy differences in nats, of the best run by validation, and that run's epoch, learning rate and "
         "time up to then. On test as published: a perfect model does not reach 0 there (docs/training.md)."
     )
-    return publish("figure-2", header, [_row(line) for line in lines], notes, out) or _draw(lines, out / "figure-2")
+    if code := publish("figure-2", header, [_row(curve) for curve in curves], notes, out):
+        return code
+    try:
+        for path in draw(curves, out / "figure-2"):
+            print(f"written to {path}")
+    except ModuleNotFoundError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
-def _of_the_figure(folder: Path) -> Callable[[dict[str, Any]], bool]:
-    """Whether a test is of these lengths, as many strings and this seed."""
+def _has_test_lengths(folder: Path) -> Callable[[dict[str, Any]], bool]:
+    """A function that checks whether a test has the lengths, number of strings and seed of the figure."""
     lengths = config_of(CFLConfig, folder).language.make().valid_lengths(*TEST_LENGTHS).tolist()
 
     def usable(test: dict[str, Any]) -> bool:
@@ -53,29 +79,56 @@ def _measure(folder: Path) -> None:
     write_json(folder / "test.json", evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS))
 
 
-def _row(line: dict[str, Any]) -> list[str]:
-    best, longest = line["best"], line["run"].config()["language"]["lengths"][1]
-    seen = [row["difference"] for row in line["test"] if row["length"] <= longest]
-    longer = [row["difference"] for row in line["test"] if row["length"] > longest]
-    differences = best["cross_entropy_difference"], *(sum(x) / len(x) if x else None for x in (seen, longer))
+def _row(curve: Curve) -> list[str]:
+    longest = curve.run.config()["language"]["lengths"][1]
+    seen = [row["difference"] for row in curve.test if row["length"] <= longest]
+    longer = [row["difference"] for row in curve.test if row["length"] > longest]
+    means = (sum(x) / len(x) if x else None for x in (seen, longer))
     return [
-        line["task"],
-        LABELS[line["model"]],
-        str(line["restarts"]),
-        *(number(x, ".4f") for x in differences),
-        str(best["epoch"]),
-        f"{best['learning_rate']:.2g}",
-        f"{best['seconds'] / 60:.1f}",
+        curve.cell.task,
+        LABELS[curve.cell.model],
+        str(curve.cell.evaluated),
+        *(number(x, ".4f") for x in (curve.best["cross_entropy_difference"], *means)),
+        str(curve.best["epoch"]),
+        f"{curve.best['learning_rate']:.2g}",
+        f"{curve.best['seconds'] / 60:.1f}",
     ]
 
 
-def _draw(lines: list[dict[str, Any]], path: Path) -> int:
-    from ..analysis.curves import draw_figure_2
+def draw(curves: Sequence[Curve], path: Path) -> list[Path]:
+    """Draw validation by epoch (left) and test by length (right), one row of axes per task.
 
-    try:
-        for made in draw_figure_2(lines, path):
-            print(f"written to {made}")
-    except ModuleNotFoundError as error:
-        print(f"no picture: {error}", file=sys.stderr)
-        return 1
-    return 0
+    Args:
+        curves: the best run of each cell.
+        path: where to write, without suffix.
+
+    Returns:
+        The files written: a PNG and an SVG.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+    """
+    tasks = list(dict.fromkeys(curve.cell.task for curve in curves))
+    figure = new_figure(7.5, 2.1 * len(tasks) + 0.7)
+    axes = figure.subplots(len(tasks), 2, squeeze=False)
+    styles = {model: (f"C{i}", ("-", "--")[i < 3]) for i, model in enumerate(LABELS)}
+    for (left, right), task in zip(axes, tasks, strict=True):
+        for curve in (curve for curve in curves if curve.cell.task == task):
+            colour, line = styles[curve.cell.model]
+            label = f"{LABELS[curve.cell.model]} ({curve.cell.evaluated})"
+            metrics = curve.run.metrics()
+            epochs, differences = zip(*((m["epoch"], m["cross_entropy_difference"]) for m in metrics), strict=True)
+            left.plot(epochs, differences, line, color=colour, linewidth=1.2, label=label)
+            lengths = [row["length"] for row in curve.test]
+            right.plot(lengths, [row["difference"] for row in curve.test], line, color=colour, linewidth=1.2)
+        left.set_ylabel(task, fontsize=9)
+        right.axvline(LONGEST_SEEN, color="0.4", linestyle=":", linewidth=1)
+        left.legend(fontsize=6, title="(restarts)", title_fontsize=6)
+        for axis in (left, right):
+            axis.set_ylim(bottom=0)
+            axis.tick_params(labelsize=7)
+    axes[0][0].set_title("validation: nats above the true distribution", fontsize=9)
+    axes[0][1].set_title("test, by length", fontsize=9)
+    axes[-1][0].set_xlabel("epoch", fontsize=9)
+    axes[-1][1].set_xlabel("length", fontsize=9)
+    return [save_figure(figure, path.with_suffix(suffix)) for suffix in (".png", ".svg")]

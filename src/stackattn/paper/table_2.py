@@ -1,4 +1,4 @@
-"""The paper's tables of language modelling from the runs that exist, beside the paper's: perplexities and cost."""
+"""The paper's tables on language modelling, from the runs that exist: perplexities (2) and computational cost (6)."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..analysis.curves import LABELS
-from ..cli.reproduce import Cell
 from ..files import write_json
 from ..training import TrainingRun
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
-from .models import ARCHITECTURES, COUNTS
+from .cells import Cell
+from .models import paper_count
+from .names import LABELS
 from .tables import measured, number, publish
 
 
 class Paper(NamedTuple):
-    """What the paper says of a model on the Penn Treebank."""
+    """The paper's results of a model on the Penn Treebank."""
 
-    parameters: int | None
-    validation: float
-    test: float
+    parameters: int
+    validation: float  # perplexity
+    test: float  # perplexity
     speed: float  # examples per second, on an NVIDIA TITAN Xp
-    minutes: float  # for an epoch
+    minutes: float  # per epoch
     memory: float  # MB, on the GPU
 
 
-PARAMETERS = dict(zip(ARCHITECTURES, COUNTS["ptb"], strict=True))
 PAPER = {
-    ("ptb", "tf"): Paper(PARAMETERS["Tf"], 115.11, 92.84, 859, 0.8, 394),
-    ("ptb", "tf-sup"): Paper(PARAMETERS["Tf+Sup"], 122.94, 98.67, 345, 1.9, 397),
-    ("ptb", "tf-nd"): Paper(PARAMETERS["Tf+Nd"], 110.59, 88.54, 27, 24.3, 1910),
+    ("ptb", "tf"): Paper(paper_count("ptb", "Tf"), 115.11, 92.84, 859, 0.8, 394),
+    ("ptb", "tf-sup"): Paper(paper_count("ptb", "Tf+Sup"), 122.94, 98.67, 345, 1.9, 397),
+    ("ptb", "tf-nd"): Paper(paper_count("ptb", "Tf+Nd"), 110.59, 88.54, 27, 24.3, 1910),
 }
+"""By task and model."""
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
+    """Print Table 2 and write it to `out` as `table-2.md`; returns an exit code, 1 if no run has been evaluated."""
     header = ["task", "model", "", "params", "val.", "test", "runs", "rate", "batch"]
     rows = []
     for cell in cells:
@@ -44,12 +45,12 @@ def show(cells: Sequence[Cell], out: Path) -> int:
             continue
         folder, best = found
         test, config = measured(folder, _measure), TrainingRun(folder).config()
-        figures = test.get("parameters"), best["perplexity"], test.get("perplexity")
+        ours = _perplexities(test.get("parameters"), best["perplexity"], test.get("perplexity"))
         rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
-        rows.append([cell.task, LABELS[cell.model], "ours", *_perplexities(*figures), str(cell.begun), rate, batch])
+        rows.append([cell.task, LABELS[cell.model], "ours", *ours, str(cell.evaluated), rate, batch])
         if paper := PAPER.get((cell.task, cell.model)):
-            figures = paper.parameters, paper.validation, paper.test
-            rows.append([cell.task, LABELS[cell.model], "paper", *_perplexities(*figures), "20", "", ""])
+            theirs = _perplexities(paper.parameters, paper.validation, paper.test)
+            rows.append([cell.task, LABELS[cell.model], "paper", *theirs, "20", "", ""])
     notes = "Perplexities of the best run by validation, EOS counted; rate and tokens of a batch are those of that run."
     return publish("table-2", header, rows, notes, out)
 
@@ -59,7 +60,10 @@ def _perplexities(parameters: int | None, validation: float | None, test: float 
 
 
 def show_cost(cells: Sequence[Cell], out: Path) -> int:
-    """Of the fastest run of each model, as in the paper; time for evaluations and checkpoints is not counted."""
+    """Print Table 6 and write it to `out` as `table-ptb-cost.md`; returns an exit code, 1 if no run has been evaluated.
+
+    As in the paper, the fastest run of each model. Only training is timed, not evaluations and checkpoints.
+    """
     header = ["task", "model", "", "examples/s", "min./epoch", "memory, MB", "threads", "batch"]
     rows, machines = [], set()
     for cell in cells:
@@ -75,8 +79,8 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
         threads = str(environment["threads"])
         rows.append([cell.task, LABELS[cell.model], "ours", *_costs(speed, minutes, memory), threads, batch])
         if paper := PAPER.get((cell.task, cell.model)):
-            figures = paper.speed, paper.minutes, paper.memory
-            rows.append([cell.task, LABELS[cell.model], "paper", *_costs(*figures), "", ""])
+            theirs = _costs(paper.speed, paper.minutes, paper.memory)
+            rows.append([cell.task, LABELS[cell.model], "paper", *theirs, "", ""])
     notes = (
         f"The fastest run of each, training only, on: {'; '.join(sorted(machines))}. Memory is all that the process "
         "holds. The paper's: NVIDIA TITAN Xp, memory on the GPU."

@@ -1,4 +1,4 @@
-"""The paper's table of translation models from the runs that exist, beside the paper's numbers."""
+"""The paper's Table 3 (translation), from the runs that exist, beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..analysis.curves import LABELS
-from ..cli.reproduce import TRANSFORMERS, Cell
 from ..training import TrainingRun
 from ..training.sweep import best_of
-from .models import COUNTS
+from .cells import Cell
+from .models import paper_count
+from .names import LABELS, TRANSFORMERS
 from .tables import measured, number, publish
 
 SEARCH = {"beam_size": 4, "max_tokens": 256}
 
 
 class Paper(NamedTuple):
-    """What the paper says of a model: its parameters, its perplexity on validation and its BLEU on test."""
+    """The paper's results of a model: parameters, perplexity on validation and BLEU on test."""
 
     parameters: int | None = None
     perplexity: float | None = None
@@ -26,30 +26,31 @@ class Paper(NamedTuple):
 
 
 PAPER = {
-    (tier, model): Paper(parameters, *scores)
+    (tier, model): Paper(paper_count(f"mt-{tier}", LABELS[model]), *scores)
     for tier, results in {
         "160": ((12.52, 12.21), (11.94, 12.03), (13.00, 11.86)),
         "240": ((12.54, 12.11), (11.53, 12.81), (12.46, 11.50)),
         "360": ((11.80, 12.69), (12.03, 12.03), (12.54, 11.74)),
     }.items()
-    for model, parameters, scores in zip(TRANSFORMERS, COUNTS[f"mt-{tier}"][-3:], results, strict=True)
+    for model, scores in zip(TRANSFORMERS, results, strict=True)
 }
-"""By tier and model. The tiers are named after d_model; the small one is ours."""
+"""By tier and model. A tier is named after its d_model; the tier `small` is not in the paper."""
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
+    """Print the table and write it to `out` as `table-3.md`; returns an exit code, 1 if no run has been evaluated."""
     header = ["tier", "model", "runs", "parameters", "paper", "perplexity", "paper", "BLEU", "paper"]
     rows, signatures = [], set()
     for cell in cells:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, paper = measured(folder, _measure, _as_in_the_paper), PAPER.get((cell.task, cell.model), Paper())
+        test, paper = measured(folder, _measure, _used_paper_search), PAPER.get((cell.task, cell.model), Paper())
         signatures |= {test["bleu_signature"]} if "bleu_signature" in test else set()
         parameters = (number(x, ",") for x in (test.get("parameters"), paper.parameters))
         scores = best["perplexity"], paper.perplexity, test.get("bleu"), paper.bleu
         columns = *parameters, *(number(x, ".2f") for x in scores)
-        rows.append([cell.task, LABELS[cell.model], str(cell.begun), *columns])
+        rows.append([cell.task, LABELS[cell.model], str(cell.evaluated), *columns])
     notes = (
         "The best run of each: perplexity on validation, BLEU on test"
         f"{''.join(f' ({x})' for x in sorted(signatures))}. "
@@ -70,5 +71,5 @@ def _measure(folder: Path) -> None:
     )
 
 
-def _as_in_the_paper(test: dict[str, Any]) -> bool:
+def _used_paper_search(test: dict[str, Any]) -> bool:
     return all(test[key] == value for key, value in SEARCH.items())

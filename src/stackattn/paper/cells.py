@@ -1,0 +1,35 @@
+"""The cells of a figure or table: the runs of one model on one task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..training import TrainingRun
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The restarts of one model on one task."""
+
+    task: str
+    model: str
+    """Slug of the model."""
+    folders: list[Path]
+    """Run folders, one per restart."""
+
+    @property
+    def evaluated(self) -> int:
+        """Number of restarts that have been evaluated at least once."""
+        return sum(bool(TrainingRun(folder).metrics()) for folder in self.folders)
+
+
+def find_cells(tasks: Sequence[str], models: Sequence[str], out: Path) -> list[Cell]:
+    """All cells that have at least one run in `out`; run folders are OUT/TASK/MODEL/00, 01, ..."""
+    return [
+        Cell(task, model, folders)
+        for task in tasks
+        for model in models
+        if (folders := sorted(path.parent for path in (out / task / model).glob("*/metrics.jsonl")))
+    ]

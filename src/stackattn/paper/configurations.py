@@ -1,0 +1,62 @@
+"""The configurations that are shipped with the package, found by name.
+
+A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, without `.yaml`:
+
+- `demo/MODEL`: the two models of `stackattn demo`
+- `figure-2/TASK/MODEL`, `table-2/ptb/MODEL`, `table-3/D_MODEL/MODEL`: the paper's experiments
+- `table-2/wikitext-2/MODEL`, `table-3/small/MODEL`: smaller models on other corpora
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+CONFIGS = Path(str(files("stackattn.paper"))) / "configs"
+
+
+def configuration_names() -> list[str]:
+    """Names of all shipped configurations."""
+    return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml"))
+
+
+def find_configuration(name: str) -> Path:
+    """Path of a configuration file, given its path or the name of a shipped configuration.
+
+    Raises:
+        FileNotFoundError: if there is neither a file nor a shipped configuration of that name.
+    """
+    path, shipped = Path(name), CONFIGS / f"{name}.yaml"
+    if path.is_file():
+        return path
+    if name in configuration_names():
+        return shipped
+    near = difflib.get_close_matches(name, configuration_names(), 1, 0.8)
+    hint = f"did you mean {near[0]!r}?" if near else "`stackattn config list` lists the shipped configurations"
+    raise FileNotFoundError(
+        f"config: expected a YAML file or the name of a shipped configuration, got {name!r}; {hint}"
+    )
+
+
+def config_class(command: str) -> type[Any]:
+    """The configuration class of a training command.
+
+    Args:
+        command: `cfl`, `lm` or `mt`.
+    """
+    # Imported here because torch is slow to load, and `--help` needs only the names.
+    if command == "cfl":
+        from ..training.cfl import CFLConfig
+
+        return CFLConfig
+    if command == "lm":
+        from ..training.lm import LMConfig
+
+        return LMConfig
+    if command == "mt":
+        from ..training.mt import MTConfig
+
+        return MTConfig
+    raise ValueError(f"command: expected one of cfl, lm, mt, got {command!r}")

@@ -1,0 +1,151 @@
+"""The figures and tables that `stackattn reproduce` makes, and the training runs that each of them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .configurations import CONFIGS, config_class
+from .names import LABELS, TRANSFORMERS
+
+if TYPE_CHECKING:
+    from .cells import Cell
+
+# torch is slow to load and `--help` does not need it: the functions below import what uses it.
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure or table, and the experiments that it shows."""
+
+    summary: str
+    command: str
+    """The command that trains its models: `cfl`, `lm` or `mt`."""
+    tasks: tuple[str, ...]
+    """Tasks in the paper."""
+    models: tuple[str, ...]
+    """Slugs of its models."""
+    restarts: int
+    """Number of restarts of each cell in the paper."""
+    show: Callable[[Sequence[Cell], Path], int]
+    """Prints the cells and writes them to a folder; returns an exit code."""
+    configs: str
+    """Name of its configurations, and of the default output folder."""
+    other_tasks: tuple[str, ...] = ()
+    """Tasks that are not in the paper."""
+    trains: bool = True
+    """False if it only shows the runs of another target."""
+
+    @property
+    def out(self) -> str:
+        """Default folder of its runs."""
+        return f"out/{self.configs}"
+
+    def cells(self, out: Path) -> list[Cell]:
+        """All cells that have runs in `out`, not only the requested ones: a table never shows less than it did."""
+        from .cells import find_cells
+
+        return find_cells(self.tasks + self.other_tasks, self.models, out)
+
+    def jobs(
+        self,
+        out: Path,
+        tasks: Sequence[str],
+        models: Sequence[str],
+        restarts: int,
+        configs: Path | None = None,
+        overrides: Sequence[str] = (),
+    ) -> list[tuple[Path, Any]]:
+        """Run folders and configurations: restart 0 of every cell, then restart 1, and so on.
+
+        Args:
+            out: folder of the runs.
+            tasks: tasks to train.
+            models: slugs of the models to train.
+            restarts: number of runs of each cell.
+            configs: folder of the configurations, TASK/MODEL.yaml; the shipped ones by default.
+            overrides: changes to every configuration, such as `training.max_epochs=5`.
+
+        Raises:
+            ValueError: if `configs` is not a folder, or a configuration is invalid.
+        """
+        from ..config import load_config
+        from ..training.sweep import restart
+
+        folder = configs or CONFIGS / self.configs
+        if not folder.is_dir():
+            raise ValueError(f"--configs: expected a folder, got {folder}")
+        cls = config_class(self.command)
+        loaded = {
+            (task, model): load_config(cls, folder / task / f"{model}.yaml", list(overrides))
+            for task in tasks
+            for model in models
+        }
+        return [
+            (out / task / model / f"{number:02d}", restart(config, number))
+            for number in range(restarts)
+            for (task, model), config in loaded.items()
+        ]
+
+
+def _show_figure_2(cells: Sequence[Cell], out: Path) -> int:
+    from .figure_2 import show
+
+    return show(cells, out)
+
+
+def _show_table_2(cells: Sequence[Cell], out: Path) -> int:
+    from .table_2 import show
+
+    return show(cells, out)
+
+
+def _show_cost(cells: Sequence[Cell], out: Path) -> int:
+    from .table_2 import show_cost
+
+    return show_cost(cells, out)
+
+
+def _show_table_3(cells: Sequence[Cell], out: Path) -> int:
+    from .table_3 import show
+
+    return show(cells, out)
+
+
+_PENN_TREEBANK: Mapping[str, Any] = {
+    "command": "lm",
+    "tasks": ("ptb",),
+    "other_tasks": ("wikitext-2",),
+    "models": TRANSFORMERS,
+    "restarts": 20,
+    "configs": "table-2",
+}
+
+TARGETS = {
+    "figure-2": Target(
+        summary="Figure 2: cross-entropy differences on five context-free languages",
+        command="cfl",
+        tasks=("marked-reversal", "unmarked-reversal", "padded-reversal", "dyck", "hardest-cfl"),
+        models=tuple(LABELS),
+        restarts=10,
+        show=_show_figure_2,
+        configs="figure-2",
+    ),
+    "table-2": Target(summary="Table 2: perplexities on the Penn Treebank", show=_show_table_2, **_PENN_TREEBANK),
+    "table-ptb-cost": Target(
+        summary="Table 6: speed and memory of the runs of Table 2", show=_show_cost, trains=False, **_PENN_TREEBANK
+    ),
+    "table-3": Target(
+        summary="Table 3: perplexity and BLEU of translation, in three sizes (d_model)",
+        command="mt",
+        tasks=("160", "240", "360"),
+        models=TRANSFORMERS,
+        restarts=5,
+        show=_show_table_3,
+        configs="table-3",
+        other_tasks=("small",),
+    ),
+}
+"""Everything that `stackattn reproduce` can make, by name."""

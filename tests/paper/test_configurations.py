@@ -1,0 +1,114 @@
+"""The shipped configurations: each one loads, and the paper's have its sizes and settings."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stackattn.config import from_values, load_config
+from stackattn.paper.configurations import config_class, configuration_names, find_configuration
+from stackattn.paper.experiments import TARGETS
+from stackattn.paper.models import MT_TYPES, PTB_TYPES, count_parameters, paper_models
+from stackattn.paper.names import LABELS, SLUGS
+from stackattn.text.vocabulary import Vocabulary
+from stackattn.training import cfl, lm, mt
+from stackattn.training.architectures import TransformerOptions
+
+COMMANDS = {"demo": "cfl", **{name: target.command for name, target in TARGETS.items() if target.trains}}
+LANGUAGES = [(task, SLUGS[label], count) for table, task, label, count in paper_models() if table == "Table 5"]
+PTB = [(SLUGS[label], count) for _, task, label, count in paper_models() if task == "ptb"]
+MT = [(task[3:], SLUGS[label], count) for table, task, label, count in paper_models() if table == "Table 3"]
+PAPER = ["data.published=false", "model.published=false", "training.published=false"]
+
+
+def load(name, overrides=()):
+    return load_config(config_class(COMMANDS[name.split("/")[0]]), find_configuration(name), list(overrides))
+
+
+def test_every_cell_has_a_configuration():
+    cells = {
+        f"{target.configs}/{task}/{model}"
+        for target in TARGETS.values()
+        for task in target.tasks + target.other_tasks
+        for model in target.models
+    }
+    assert set(configuration_names()) == cells | {"demo/tf", "demo/tf-nd"}
+    assert len(cells) == 30 + 6 + 12
+
+
+@pytest.mark.parametrize("name", configuration_names())
+def test_every_configuration_loads(name):
+    load(name)
+
+
+@pytest.mark.parametrize(("task", "model", "count"), LANGUAGES)
+def test_figure_2(task, model, count):
+    config = load(f"figure-2/{task}/{model}")
+    assert config.language.name == task
+    assert (config.language.lengths, config.language.batch_size) == ((40, 80), 10)
+    assert (config.language.train_batches, config.language.validation_batches) == (1000, 100)
+    training = config.training
+    assert (training.lr_factor, training.lr_patience, training.stop_patience) == (0.9, 5, 10)
+    assert (training.clip, training.max_epochs, training.evaluate_every) == (5.0, 200, None)
+    assert training.published
+    assert config.model.published
+    if isinstance(config.model, TransformerOptions):
+        assert config.model.dropout == 0.1
+    built = cfl.build_model(config, len(config.language.make().symbols))
+    assert sum(x.numel() for x in built.parameters()) == count
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize(("model", "count"), PTB)
+def test_table_2(model, count, published):
+    config = load(f"table-2/ptb/{model}", [] if published else PAPER)
+    vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
+    with torch.device("meta"):
+        assert sum(x.numel() for x in lm.build_model(config, vocabulary).parameters()) == count
+    assert vocabulary.output_size == 23833
+    assert config.data.batch_tokens_range == (128, 512)
+    training = config.training
+    assert (training.learning_rates, training.evaluate_every, training.max_epochs) == ((1e-6, 1e-4), 20_000, 10_000)
+    assert (training.lr_factor, training.lr_patience, training.stop_patience, training.clip) == (0.5, 2, 4, 5.0)
+    assert (config.model.heads, config.model.dropout, config.model.init_range) == (8, 0.1, 0.01)
+    assert config.data.published == config.model.published == config.training.published == published
+    if not published:  # the defaults are the paper's
+        values = {"data": {"folder": "data/ptb"}, "model": {"layers": config.model.layers}}
+        assert from_values(lm.LMConfig, values) == config
+
+
+@pytest.mark.parametrize(("tier", "model", "count"), MT)
+def test_table_3(tier, model, count):
+    class Tokenizer:
+        input_size, output_size = MT_TYPES + 3, MT_TYPES + 1
+
+    config = load(f"table-3/{tier}/{model}")
+    with torch.device("meta"):
+        built = mt.build_model(config, Tokenizer())
+    assert count_parameters(built.config) == count
+    training = config.training
+    assert (training.learning_rates, training.evaluate_every) == ((1e-5, 1e-3), 50_000)
+    assert (training.lr_factor, training.lr_patience, training.stop_patience) == (0.5, 2, 4)
+    assert training.published
+    assert config.model.published
+    assert config.model.init_range == 0.01
+    assert (config.data.batch_tokens, config.data.label_smoothing) == (2048, 0.1)
+
+
+@pytest.mark.parametrize("task", ["table-2/wikitext-2", "table-3/small"])
+def test_models_of_the_small_tasks_differ_only_in_their_layers(task):
+    configs = [load(f"{task}/{model}") for model in ("tf", "tf-sup", "tf-nd")]
+    assert len({replace(x, model=replace(x.model, layers="")) for x in configs}) == 1
+    assert len({x.model.layers for x in configs}) == 3
+
+
+def test_configurations_are_found_by_path_and_by_name(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.touch()
+    assert find_configuration(str(path)) == path
+    assert find_configuration("figure-2/dyck/tf").name == "tf.yaml"
+    with pytest.raises(FileNotFoundError, match="did you mean 'figure-2/dyck/tf-nd'"):
+        find_configuration("figure-2/dick/tf-nd")
+    with pytest.raises(FileNotFoundError, match=r"got 'nowhere\.yaml'; `stackattn config list`"):
+        find_configuration("nowhere.yaml")
+    assert set(LABELS) == set(TARGETS["figure-2"].models)
