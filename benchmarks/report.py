@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import stackattn
-from stackattn.ops.cpp.native import _kernel
+from stackattn.ops.dispatch import kernel
 
 from .registry import CASES
 from .steps import Shape
@@ -35,7 +35,7 @@ def environment(command: str, threads: list[int]) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "kernel": _kernel.name() if _kernel is not None else stackattn.backends()["cpp"],
+        "kernel": kernel.name() if kernel is not None else stackattn.backends()["cpp"],
     }
 
 

@@ -88,7 +88,7 @@ def forget():
 )
 def test_without_the_kernel(error, compiler, words, monkeypatch, forget):
     """The reason is said, by backends() and by whatever needs the kernel; `auto` warns once and goes on without it."""
-    monkeypatch.setattr(backends, "_kernel", None)
+    monkeypatch.setattr(backends, "kernel", None)
     monkeypatch.setattr(backends, "_KERNEL_ERROR", error)
     monkeypatch.setattr(backends.shutil, "which", lambda name: compiler)
     backends._warn_once.cache_clear()

@@ -11,10 +11,10 @@ from types import ModuleType
 
 import torch
 
-_kernel: ModuleType | None = None
+kernel: ModuleType | None = None
 _KERNEL_ERROR: ImportError | None = None
 try:  # not `from . import`, which does not tell a missing module from a broken one
-    _kernel = importlib.import_module(".cpp._kernel", __package__)
+    kernel = importlib.import_module(".cpp._kernel", __package__)
 except ImportError as error:
     _KERNEL_ERROR = error
 
@@ -27,7 +27,7 @@ def backends() -> dict[str, str]:
 
 
 def _kernel_status() -> str:
-    if _kernel is not None:
+    if kernel is not None:
         return "available"
     if not isinstance(_KERNEL_ERROR, ModuleNotFoundError):
         return f"the C++ kernel was built but does not load: {_KERNEL_ERROR}. Reinstall stackattn from source."
@@ -51,12 +51,12 @@ def choose(backend: str, device: torch.device) -> str:
     if backend == "auto":
         if device.type != "cpu":
             return "torch"
-        if _kernel is not None:
+        if kernel is not None:
             return "cpp"
         _warn_once()
         return "torch"
     if backend == "cpp":
-        if _kernel is None:
+        if kernel is None:
             raise RuntimeError(f"backend 'cpp' cannot run: {_kernel_status()}")
         if device.type != "cpu":
             raise ValueError(f"backend 'cpp' runs on the CPU, but the tensors are on {device}; use 'torch' or 'auto'")

@@ -49,7 +49,7 @@ class _Buffer:
 
 
 @dataclass
-class _Call:
+class Extension:
     """What an extension is about, beside its tensors."""
 
     layout: Layout
@@ -65,10 +65,10 @@ class _Extend(torch.autograd.Function):
     """(tensor of a state, rows of c more steps) -> attention weights of these steps, tensor of the new state."""
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, rows: Tensor, call: _Call):
+    def forward(ctx: Any, state: Tensor, rows: Tensor, extension: Extension):
         ctx.set_materialize_grads(False)
-        weights, new_state = _extend(state, rows, call)
-        ctx.call = call
+        weights, new_state = _extend(state, rows, extension)
+        ctx.extension = extension
         ctx.save_for_backward(new_state, rows)
         return weights, new_state
 
@@ -76,70 +76,83 @@ class _Extend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_weights: Tensor | None, grad_state: Tensor | None):  # pyright: ignore
         state, rows = ctx.saved_tensors
-        call = ctx.call
-        if call.backend == "cpp":
-            ours = call.buffer.gradient
+        extension = ctx.extension
+        if extension.backend == "cpp":
+            ours = extension.buffer.gradient
             alone = ours is not None and grad_state is not None and _same_place(ours, grad_state)
-            grad_before, grad_rows = native.retract(state, call, rows, grad_weights, grad_state, in_place=alone)
+            grad_before, grad_rows = native.retract(state, extension, rows, grad_weights, grad_state, in_place=alone)
             # Nobody but autograd has it, and autograd adds to no tensor that somebody else holds.
-            call.buffer.gradient = grad_before if ctx.needs_input_grad[0] else None
+            extension.buffer.gradient = grad_before if ctx.needs_input_grad[0] else None
             return grad_before, grad_rows, None
-        steps = _steps(call, rows)
-        if call.superposition and grad_weights is not None:
+        steps = _steps(extension, rows)
+        if extension.superposition and grad_weights is not None:
             grad_weights = grad_weights[..., None, None]
         grad_before, found = columns.retract(
-            state, call.layout, call.before, steps, call.lengths, call.superposition, grad_weights, grad_state
+            state,
+            extension.layout,
+            extension.before,
+            steps,
+            extension.lengths,
+            extension.superposition,
+            grad_weights,
+            grad_state,
         )
-        return grad_before, _row_gradients(call, steps, found).to(rows.dtype), None
+        return grad_before, _row_gradients(extension, steps, found).to(rows.dtype), None
 
 
-def _extend(state: Tensor, rows: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
-    data = call.buffer.data
-    if call.backend == "cpp":
-        weights, call.in_range = native.extend(data, call, rows)
+def _extend(state: Tensor, rows: Tensor, extension: Extension) -> tuple[Tensor, Tensor]:
+    data = extension.buffer.data
+    if extension.backend == "cpp":
+        weights, extension.in_range = native.extend(data, extension, rows)
     else:
-        steps = _steps(call, rows)
-        new, weights, call.in_range = columns.extend(
-            state, call.layout, call.before, steps, call.lengths, call.superposition
+        steps = _steps(extension, rows)
+        new, weights, extension.in_range = columns.extend(
+            state, extension.layout, extension.before, steps, extension.lengths, extension.superposition
         )
-        size = call.layout.size(call.before)
+        size = extension.layout.size(extension.before)
         data[:, size : new.shape[1]] = new[:, size:]
-        weights = (weights[..., 0, 0] if call.superposition else weights).to(rows.dtype)
+        weights = (weights[..., 0, 0] if extension.superposition else weights).to(rows.dtype)
     # An alias, not a view of the buffer: autograd would follow a view back to it.
     new_state = torch.empty(0, dtype=torch.float64, device=state.device)
-    size = call.layout.size(call.before + rows.shape[1])
+    size = extension.layout.size(extension.before + rows.shape[1])
     new_state.set_(data.untyped_storage(), 0, (state.shape[0], size), data.stride())  # pyright: ignore
     return weights, new_state
 
 
 def _same_place(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and one.shape == other.shape
+    """Whether the tensors have the same numbers at the same addresses; a negated view has not."""
+    places = ((x.data_ptr(), x.shape, x.stride(), x.is_neg()) for x in (one, other))
+    return next(places) == next(places)
 
 
-def _steps(call: _Call, rows: Tensor) -> Steps:
-    rows = _still_where_ended(call, rows)
-    return action_steps(rows, None) if call.superposition else scaled_steps(*split_transitions(rows), extended=False)
+def _steps(extension: Extension, rows: Tensor) -> Steps:
+    rows = _still_where_ended(extension, rows)
+    return (
+        action_steps(rows, None) if extension.superposition else scaled_steps(*split_transitions(rows), extended=False)
+    )
 
 
-def _still_where_ended(call: _Call, rows: Tensor) -> Tensor:
+def _still_where_ended(extension: Extension, rows: Tensor) -> Tensor:
     """Beyond the lengths, the step that changes nothing."""
-    if call.lengths is None:
+    if extension.lengths is None:
         return rows
-    counts = length_mask(call.lengths, rows.shape[1])
-    if call.superposition:
+    counts = length_mask(extension.lengths, rows.shape[1])
+    if extension.superposition:
         return rows.where(counts[..., None], rows.new_tensor([0.0, 1.0, 0.0]))
-    Q, S = call.layout
+    Q, S = extension.layout
     still = torch.full((Q, S, 2 * Q * S + Q), -torch.inf, device=rows.device, dtype=rows.dtype)
     still[..., Q * S : 2 * Q * S].view(Q * S, Q * S).fill_diagonal_(0.0)
     return rows.where(counts[..., None, None, None], still)
 
 
-def _row_gradients(call: _Call, steps: Steps, found: Steps) -> Tensor:
+def _row_gradients(extension: Extension, steps: Steps, found: Steps) -> Tensor:
     grad = (
-        action_gradients(found) if call.superposition else join_transitions(*log_gradients(steps, found, call.layout.Q))
+        action_gradients(found)
+        if extension.superposition
+        else join_transitions(*log_gradients(steps, found, extension.layout.Q))
     )
-    if call.lengths is not None:
-        counts = length_mask(call.lengths, steps.push.shape[0])
+    if extension.lengths is not None:
+        counts = length_mask(extension.lengths, steps.push.shape[0])
         grad = grad.where(counts[(...,) + (None,) * (grad.dim() - 2)], 0.0)
     return grad
 
@@ -201,8 +214,7 @@ class _State:
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each of its tensors, whose first axis is the batch."""
         tensor = function(self._tensor)
-        ours, theirs = ((x.data_ptr(), x.shape, x.stride()) for x in (self._tensor, tensor))
-        shared = ours == theirs  # the same numbers in the same places, as after detach
+        shared = _same_place(self._tensor, tensor)  # as after detach
         # a state that is computed from its history stays so: its buffer is filled up to -1
         buffer = self._buffer if shared else _Buffer(tensor.detach(), min(self.length, self._buffer.filled))
         return self._moved(tensor, buffer, function)
@@ -239,13 +251,13 @@ class _State:
             return native.empty_states(batch_size, self._layout.size(steps))
         return self._tensor.new_empty(batch_size, self._layout.size(steps))
 
-    def _take(self: Self, rows: Tensor, lengths: Tensor | None, superposition: bool) -> tuple[Tensor, Self, _Call]:
+    def _take(self: Self, rows: Tensor, lengths: Tensor | None, superposition: bool) -> tuple[Tensor, Self, Extension]:
         """The weights of the steps in `rows`, and the new state without a history."""
         T = self.length + rows.shape[1]
-        call = _Call(self._layout, self.length, superposition, self._backend, lengths, self._room(T))
+        extension = Extension(self._layout, self.length, superposition, self._backend, lengths, self._room(T))
         tracked = torch.is_grad_enabled() and (rows.requires_grad or self._tensor.requires_grad)
-        weights, tensor = (_Extend.apply if tracked else _extend)(self._tensor, rows, call)  # pyright: ignore
-        return weights, type(self)(tensor, call.buffer, T, self._layout, self._backend, None), call
+        weights, tensor = (_Extend.apply if tracked else _extend)(self._tensor, rows, extension)  # pyright: ignore
+        return weights, type(self)(tensor, extension.buffer, T, self._layout, self._backend, None), extension
 
 
 class SuperpositionState(_State):
@@ -346,9 +358,9 @@ class NondeterministicState(_State):
         if rows.shape[1] == 0:
             return rows.new_zeros(self.batch_size, 0, self.length + 1, Q, S), self
         if self._buffer.filled >= 0:
-            weights, state, call = self._take(rows, lengths, superposition=False)
-            if call.in_range:
-                state._history = History(self._history, _still_where_ended(call, rows), None)
+            weights, state, extension = self._take(rows, lengths, superposition=False)
+            if extension.in_range:
+                state._history = History(self._history, _still_where_ended(extension, rows), None)
                 return weights, state
         return self._extend_exactly(rows, lengths)
 
@@ -357,8 +369,8 @@ class NondeterministicState(_State):
         if self._backend == "cpp":  # the kernel would count the steps from the start, too
             self._check_numbers(rows, lengths)
         nothing = _Buffer(self._tensor.detach(), -1)
-        call = _Call(self._layout, self.length, False, self._backend, lengths, nothing)
-        history = History(self._history, _still_where_ended(call, rows), None)
+        extension = Extension(self._layout, self.length, False, self._backend, lengths, nothing)
+        history = History(self._history, _still_where_ended(extension, rows), None)
         steps = history.steps()
         weights = nondeterministic_weights(*split_transitions(steps), backend=self._backend)[:, self.length :]
         if lengths is not None:

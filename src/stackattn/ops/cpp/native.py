@@ -1,152 +1,136 @@
-"""The C++ kernel behind tensors: addresses and sizes in, numbers out."""
+"""Calls of the C++ kernel with tensors.
+
+Tensors are passed as DLPack capsules, and the kernel checks device, dtype, shape and layout before it takes an address
+(kernel/arrays.h): a wrong tensor raises, also under `python -O`. A capsule costs 0.25 us; passing the tensor itself,
+whose `__dlpack__` is written in Python, would cost 2.3 us.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
+from torch.utils.dlpack import to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
 from .. import checks
-from ..dispatch import _kernel  # pyright: ignore[reportAttributeAccessIssue]
+from ..dispatch import kernel
 
-
-def _wide(x: Tensor) -> Tensor:
-    """Contiguous, and in one of the two dtypes that the kernel reads."""
-    return (x if x.dtype == torch.float64 else x.float()).contiguous()
-
+if TYPE_CHECKING:
+    from ..states import Extension
 
 HUGE = 1 << 22  # bytes: two huge pages
 _TRANSITIONS = ("log_push", "log_replace", "log_pop")
+_ACTIONS = ("actions",)
 
 
-def _call(
-    name: str, sizes: tuple[int, int, int, int], lengths: Tensor | None, arguments: tuple[str, ...], *tensors: Tensor
-):
-    assert all(x.is_contiguous() and x.dtype == tensors[0].dtype for x in tensors)
-    _kernel_call(name, sizes, lengths, arguments, tensors[0].dtype, *(x.data_ptr() for x in tensors))
+def _readable(x: Tensor) -> Tensor:
+    """`x` as the kernel reads it: contiguous, float32 or float64, and without a pending negation.
+
+    `contiguous` and `float` keep the negation bit of a view such as `torch._neg_view` makes, and DLPack ignores it.
+    """
+    return (x if x.dtype == torch.float64 else x.float()).resolve_neg().contiguous()
 
 
-def _kernel_call(
-    name: str,
-    sizes: tuple[int, ...],
-    lengths: Tensor | None,
-    arguments: tuple[str, ...],
-    dtype: torch.dtype,
-    *rest: int,
-) -> bool:
-    """Calls the kernel and raises what it found wrong with the `arguments`; whether it vouches for the results."""
-    assert _kernel is not None
-    if lengths is not None:
-        lengths = lengths.contiguous()
-    try:
-        argument, sequence, step, in_range = getattr(_kernel, name)(
-            sizes,
-            0 if lengths is None else lengths.data_ptr(),
-            torch.get_num_threads(),
-            dtype == torch.float64,
-            *rest,
-        )
-    except MemoryError:
-        _, T, Q, S = sizes
-        raise MemoryError(f"not enough memory for the charts of {T} steps, {Q} states and {S} symbols") from None
+def _call(name: str, arguments: tuple[str, ...], lengths: Tensor | None, *values: Any) -> bool:
+    """Call a function of the kernel; returns whether float64 had enough range for its results.
+
+    `values` are tensors, None, or numbers. `arguments` are the user's names for the arrays that the kernel checks for
+    nan and infinity.
+    """
+    capsules = [to_dlpack(x) if isinstance(x, Tensor) else x for x in values]
+    capsules.append(None if lengths is None else to_dlpack(lengths.resolve_neg().contiguous()))
+    argument, sequence, step, in_range = getattr(kernel, name)(*capsules, torch.get_num_threads())
     if argument:
-        raise checks.bad_number(arguments[argument - 1], sequence, step, minus_infinity=arguments == _TRANSITIONS)
+        raise checks.bad_number(arguments[argument - 1], sequence, step, minus_infinity=arguments is _TRANSITIONS)
     return in_range
 
 
 def nondeterministic(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> Tensor:
     B, T, Q, S = log_push.shape[:4]
-    inputs = [_wide(x) for x in (log_push, log_replace, log_pop)]
+    inputs = [_readable(x) for x in (log_push, log_replace, log_pop)]
     weights = inputs[0].new_empty(B, T, T + 1, Q, S)
-    _call("nondeterministic", (B, T, Q, S), lengths, _TRANSITIONS, *inputs, weights)
+    _call("nondeterministic", _TRANSITIONS, lengths, *inputs, weights)
     return weights.to(log_push.dtype)
 
 
 def nondeterministic_backward(
     grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    B, T, Q, S = log_push.shape[:4]
-    inputs = [_wide(x) for x in (log_push, log_replace, log_pop)]
+    inputs = [_readable(x) for x in (log_push, log_replace, log_pop)]
     results = [torch.empty_like(x) for x in inputs]
-    _call("nondeterministic_backward", (B, T, Q, S), lengths, _TRANSITIONS, *inputs, _wide(grad), *results)
+    _call("nondeterministic_backward", _TRANSITIONS, lengths, *inputs, _readable(grad), *results)
     push, replace, pop = (x.to(log_push.dtype) for x in results)
     return push, replace, pop
 
 
 def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
     B, T = actions.shape[:2]
-    wide = _wide(actions)
+    wide = _readable(actions)
     weights = wide.new_empty(B, T, T)
-    _call("superposition", (B, T, 1, 1), lengths, ("actions",), wide, weights)
+    _call("superposition", _ACTIONS, lengths, wide, weights)
     return weights.to(actions.dtype)
 
 
 def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
-    B, T = actions.shape[:2]
-    wide = _wide(actions)
+    wide = _readable(actions)
     result = torch.empty_like(wide)
-    _call("superposition_backward", (B, T, 1, 1), lengths, ("actions",), wide, _wide(grad), result)
+    _call("superposition_backward", _ACTIONS, lengths, wide, _readable(grad), result)
     return result.to(actions.dtype)
 
 
 def empty_states(batch_size: int, size: int) -> Tensor:
-    """Memory for states of `size` numbers: large ones are read whole at every step, and faster from huge pages."""
-    assert _kernel is not None
+    """Uninitialised memory for states of `size` numbers each; huge pages make reading large states faster."""
     data = torch.empty(batch_size, size, dtype=torch.float64)
-    if data.nbytes >= HUGE:
-        _kernel.prefer_huge_pages(data.data_ptr(), data.nbytes)
+    if data.nbytes >= HUGE and kernel is not None:
+        kernel.prefer_huge_pages(to_dlpack(data))
     return data
 
 
-def extend(data: Tensor, call, rows: Tensor) -> tuple[Tensor, bool]:
-    """Append the steps in `rows` to the states in `data` (B, room); returns their attention weights."""
-    (Q, S), (B, c) = call.layout, rows.shape[:2]
-    wide = _wide(rows)
-    T = call.before + c
-    weights = wide.new_empty((B, c, T) if call.superposition else (B, c, T + 1, Q, S))
-    in_range = _state_call("extend", (B, c, Q, S), data, call, wide.dtype, wide.data_ptr(), weights.data_ptr())
-    return weights.to(rows.dtype), in_range
+def extend(data: Tensor, extension: Extension, steps: Tensor) -> tuple[Tensor, bool]:
+    """Append `steps` to the states in `data` (B, room); returns their attention weights, and `in_range`."""
+    (Q, S), (B, c) = extension.layout, steps.shape[:2]
+    wide = _readable(steps)
+    T = extension.before + c
+    weights = wide.new_empty((B, c, T) if extension.superposition else (B, c, T + 1, Q, S))
+    in_range = _state_call("extend", extension, data, wide, weights)
+    return weights.to(steps.dtype), in_range
 
 
-def _as_gradient(x: Tensor) -> Tensor:
-    """Rows of contiguous numbers on 64-byte boundaries, as PyTorch allocates: a foreign tensor may not be so."""
+def retract(
+    state: Tensor,
+    extension: Extension,
+    steps: Tensor,
+    grad_weights: Tensor | None,
+    grad_state: Tensor | None,
+    *,
+    in_place: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to the state before the extension and to its steps; `state` is the state after it.
+
+    If `in_place`, the first gradient overwrites `grad_state`.
+    """
+    wide = _readable(steps)
+    grad_steps = torch.empty_like(wide)
+    if grad_weights is not None:
+        grad_weights = _readable(grad_weights.to(wide.dtype))
+    if grad_state is not None and not in_place:
+        grad_state = _aligned(grad_state)
+    size = extension.layout.size(extension.before)
+    grad_before = grad_state[:, :size] if in_place and grad_state is not None else state.new_empty(len(state), size)
+    _state_call("retract", extension, _aligned(state), wide, grad_weights, grad_state, grad_before, grad_steps)
+    return grad_before, grad_steps.to(steps.dtype)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x` in contiguous rows that begin on 64-byte boundaries: PyTorch allocates so, saved-tensor hooks may not."""
+    x = x.resolve_neg()
     if x.stride(1) == 1 and x.data_ptr() % 64 == 0 and x.stride(0) % 8 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def retract(
-    state: Tensor, call, rows: Tensor, grad_weights: Tensor | None, grad_state: Tensor | None, *, in_place: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients with respect to the state before the call's steps, and to their rows; `state` is the one after them.
-    `in_place`, the first of them takes the place of `grad_state`."""
-    (Q, S), (B, c) = call.layout, rows.shape[:2]
-    wide = _wide(rows)
-    grad_rows = torch.empty_like(wide)
-    if grad_weights is not None:
-        grad_weights = grad_weights.to(wide.dtype).contiguous()
-    if grad_state is not None and not in_place:
-        grad_state = _as_gradient(grad_state)
-    size = call.layout.size(call.before)
-    grad_before = grad_state[:, :size] if in_place and grad_state is not None else state.new_empty(B, size)
-    _state_call(
-        "retract",
-        (B, c, Q, S),
-        state,
-        call,
-        wide.dtype,
-        wide.data_ptr(),
-        0 if grad_weights is None else grad_weights.data_ptr(),
-        0 if grad_state is None else grad_state.data_ptr(),
-        0 if grad_state is None else grad_state.stride(0),
-        grad_before.data_ptr(),
-        grad_before.stride(0),
-        grad_rows.data_ptr(),
-    )
-    return grad_before, grad_rows.to(rows.dtype)
-
-
-def _state_call(name: str, sizes: tuple[int, ...], data: Tensor, call, dtype: torch.dtype, *rest: int) -> bool:
-    arguments = ("actions",) if call.superposition else _TRANSITIONS
-    assert data.data_ptr() % 64 == 0
-    state = data.data_ptr(), data.stride(0), call.before, call.superposition
-    return _kernel_call(name, sizes, call.lengths, arguments, dtype, *state, *rest)
+def _state_call(name: str, extension: Extension, data: Tensor, *tensors: Tensor | None) -> bool:
+    superposition = extension.superposition
+    arguments = _ACTIONS if superposition else _TRANSITIONS
+    return _call(name, arguments, extension.lengths, data, extension.before, superposition, *tensors)

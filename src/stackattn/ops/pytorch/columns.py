@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..dispatch import kernel
 from ..lengths import length_mask
 from .chart import Steps
 from .operators import SMALLEST_MASS
@@ -28,10 +29,8 @@ class Layout(NamedTuple):
     S: int
 
     def size(self, T: int) -> int:
-        """Entries of a state of T steps."""
-        # Column t has Q S rows of (t - 1) Q entries and of t + 1 entries, each padded to a multiple of 8.
-        Q, QS = self.Q, self.Q * self.S
-        return QS * (8 * _sum_of_ceilings(T, Q, 0) + 8 * _sum_of_ceilings(T, 1, 2) + 2 * _padded(QS) * T)
+        """Entries of a state of T steps. Where the kernel is loaded, its own figure is used."""
+        return _size(self.Q, self.S, T)
 
     def positions(self, T: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """Where each entry of `Dense` is, without the batch axis, and whether it is there at all."""
@@ -65,6 +64,17 @@ class Layout(NamedTuple):
 
 
 @functools.cache
+def _size(Q: int, S: int, T: int) -> int:
+    return size_in_python(Q, S, T) if kernel is None else kernel.state_size(Q, S, T)
+
+
+def size_in_python(Q: int, S: int, T: int) -> int:
+    """What `state_size` of the kernel computes: the columns 1..T, each row padded to a multiple of 8 entries."""
+    # Column t has Q S rows of (t - 1) Q entries, Q S rows of t + 1 entries, and two matrices of the transitions.
+    QS = Q * S
+    return QS * (8 * _sum_of_ceilings(T, Q, 0) + 8 * _sum_of_ceilings(T, 1, 2) + 2 * _padded(QS) * T)
+
+
 def _sum_of_ceilings(n: int, a: int, b: int) -> int:
     """The sum of ceil((i * a + b) / 8) for i = 0..n-1: every 8 steps the terms grow by a."""
     whole, rest = divmod(n, 8)
@@ -129,7 +139,7 @@ def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
 def extend(
     state: Tensor, layout: Layout, before: int, steps: Steps, lengths: Tensor | None, superposition: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and ."""
+    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and `in_range`."""
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
     dense = _grown(to_dense(state, layout, before), c, superposition)

@@ -1,8 +1,6 @@
-// Python's door to the kernel: numpy-like arrays in and out by pointer, and the choice of the instruction set.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
+// The Python module: its functions check their arrays and call the kernel for the best instruction set.
 #include <cstdlib>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -11,9 +9,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "arrays.h"
 #include "kernel.h"
-
-namespace nb = nanobind;
 
 // What CMakeLists.txt compiles for one instruction set.
 struct Kernel {
@@ -61,80 +58,129 @@ const Kernel& kernel() {
   return *chosen;
 }
 
-// Addresses and sizes come from stackattn.ops.native, which has checked them.
-using Address = uintptr_t;
-const void* in(Address a) { return reinterpret_cast<const void*>(a); }
-void* out(Address a) { return reinterpret_cast<void*>(a); }
-
 // A hint: large memory that is read again and again is read faster from huge pages, where the system has them.
-void prefer_huge_pages(Address begin, size_t bytes) {
+void prefer_huge_pages(const Array& array) {
 #if defined(__linux__)
-  constexpr size_t kPage = 4096;
-  const Address first = (begin + kPage - 1) / kPage * kPage, last = (begin + bytes) / kPage * kPage;
-  if (first < last) madvise(out(first), last - first, MADV_HUGEPAGE);
+  constexpr uintptr_t kPage = 4096;
+  const auto begin = reinterpret_cast<uintptr_t>(array.data());
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = (begin + array.nbytes()) / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
 }
 
-Problem problem(nb::tuple sizes, Address lengths, int threads, bool wide) {
-  return {nb::cast<int64_t>(sizes[0]), nb::cast<int64_t>(sizes[1]), nb::cast<int64_t>(sizes[2]), nb::cast<int64_t>(sizes[3]),
-          static_cast<const int64_t*>(in(lengths)), threads, wide};
-}
-
-template <class Call>
-nb::tuple run(Call call) {
+template <class Function>
+nb::tuple run(const Call& call, Function function) {
   Report found;
-  {
+  try {
     nb::gil_scoped_release release;
-    found = call();
+    found = function();
+  } catch (const std::bad_alloc&) {
+    PyErr_Format(PyExc_MemoryError, "not enough memory for the charts of %zd steps, %zd states and %zd symbols",
+                 Py_ssize_t(call.T), Py_ssize_t(call.Q), Py_ssize_t(call.S));
+    throw nb::python_error();
   }
   return nb::make_tuple(found.argument, found.sequence, found.step, found.in_range);
 }
 
+nb::tuple nondeterministic(Array log_push, Array log_replace, Array log_pop, Array weights, Array lengths, int threads) {
+  const Call call(log_push, "log_push", 6, lengths, threads);
+  const void* push = address(log_push, "log_push", call.dtype, call.push());
+  const void* replace = address(log_replace, "log_replace", call.dtype, call.push());
+  const void* pop = address(log_pop, "log_pop", call.dtype, call.pop());
+  void* out = address(weights, "weights", call.dtype, {call.B, call.T, call.T + 1, call.Q, call.S});
+  return run(call, [&] { return kernel().full_pass.nondeterministic(call.problem, push, replace, pop, out); });
+}
+
+nb::tuple nondeterministic_backward(Array log_push, Array log_replace, Array log_pop, Array grad_weights, Array grad_push,
+                                    Array grad_replace, Array grad_pop, Array lengths, int threads) {
+  const Call call(log_push, "log_push", 6, lengths, threads);
+  const void* push = address(log_push, "log_push", call.dtype, call.push());
+  const void* replace = address(log_replace, "log_replace", call.dtype, call.push());
+  const void* pop = address(log_pop, "log_pop", call.dtype, call.pop());
+  const void* grad = address(grad_weights, "grad_weights", call.dtype, {call.B, call.T, call.T + 1, call.Q, call.S});
+  void* out_push = address(grad_push, "grad_push", call.dtype, call.push());
+  void* out_replace = address(grad_replace, "grad_replace", call.dtype, call.push());
+  void* out_pop = address(grad_pop, "grad_pop", call.dtype, call.pop());
+  return run(call, [&] {
+    return kernel().full_pass.nondeterministic_backward(call.problem, push, replace, pop, grad, out_push, out_replace, out_pop);
+  });
+}
+
+nb::tuple superposition(Array actions, Array weights, Array lengths, int threads) {
+  const Call call(actions, "actions", 3, lengths, threads);
+  const void* in = address(actions, "actions", call.dtype, {call.B, call.T, 3});
+  void* out = address(weights, "weights", call.dtype, {call.B, call.T, call.T});
+  return run(call, [&] { return kernel().full_pass.superposition(call.problem, in, out); });
+}
+
+nb::tuple superposition_backward(Array actions, Array grad_weights, Array grad_actions, Array lengths, int threads) {
+  const Call call(actions, "actions", 3, lengths, threads);
+  const void* in = address(actions, "actions", call.dtype, {call.B, call.T, 3});
+  const void* grad = address(grad_weights, "grad_weights", call.dtype, {call.B, call.T, call.T});
+  void* out = address(grad_actions, "grad_actions", call.dtype, {call.B, call.T, 3});
+  return run(call, [&] { return kernel().full_pass.superposition_backward(call.problem, in, grad, out); });
+}
+
+int64_t state_size(int64_t states, int64_t symbols, int64_t steps) {
+  if (states < 1) bad_value("states", "at least 1", std::to_string(states));
+  if (symbols < 1) bad_value("symbols", "at least 1", std::to_string(symbols));
+  if (steps < 0) bad_value("steps", "at least 0", std::to_string(steps));
+  return kernel().states.state_size(states, symbols, steps);
+}
+
+// The shapes of a state's steps and of their attention weights.
+Shape steps_shape(const Call& call, bool superposition) {
+  if (superposition) return {call.B, call.T, 3};
+  return {call.B, call.T, call.Q, call.S, 2 * call.Q * call.S + call.Q};
+}
+Shape weights_shape(const Call& call, bool superposition, int64_t before) {
+  if (superposition) return {call.B, call.T, before + call.T};
+  return {call.B, call.T, before + call.T + 1, call.Q, call.S};
+}
+
+nb::tuple extend(Array data, int64_t before, bool superposition, Array steps, Array weights, Array lengths, int threads) {
+  const Call call(steps, "steps", superposition ? 3 : 5, lengths, threads);
+  if (before < 0) bad_value("before", "at least 0", std::to_string(before));
+  const State state = states_in(data, "data", call.B, state_size(call.Q, call.S, before + call.T), before);
+  const void* in = address(steps, "steps", call.dtype, steps_shape(call, superposition));
+  void* out = address(weights, "weights", call.dtype, weights_shape(call, superposition, before));
+  return run(call, [&] { return kernel().states.extend(call.problem, state, superposition, in, out); });
+}
+
+nb::tuple retract(Array data, int64_t before, bool superposition, Array steps, Array grad_weights, Array grad_after,
+                  Array grad_before, Array grad_steps, Array lengths, int threads) {
+  const Call call(steps, "steps", superposition ? 3 : 5, lengths, threads);
+  if (before < 0) bad_value("before", "at least 0", std::to_string(before));
+  const int64_t size = state_size(call.Q, call.S, before + call.T), size_before = state_size(call.Q, call.S, before);
+  const State state = states_in(data, "data", call.B, size, before);
+  const State after = optional_states_in(grad_after, "grad_after", call.B, size, before);
+  const State out_before = states_in(grad_before, "grad_before", call.B, size_before, before);
+  const void* in = address(steps, "steps", call.dtype, steps_shape(call, superposition));
+  const void* grad = optional_address(grad_weights, "grad_weights", call.dtype, weights_shape(call, superposition, before));
+  void* out = address(grad_steps, "grad_steps", call.dtype, steps_shape(call, superposition));
+  return run(call, [&] { return kernel().states.retract(call.problem, state, superposition, in, grad, after, out_before, out); });
+}
+
 }  // namespace
 
+// Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
+// outputs are written in place. Each call returns the fields of a Report.
 NB_MODULE(_kernel, m) {
   kernel();  // so that a wrong STACKATTN_KERNEL is an ImportError
+  using nb::arg;
+  const auto lengths = arg("lengths").none();
   m.def("name", [] { return kernel().name; });
-  m.def("nondeterministic", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address push, Address replace,
-                               Address pop, Address weights) {
-    const Problem p = problem(sizes, lengths, threads, wide);
-    return run([&] { return kernel().full_pass.nondeterministic(p, in(push), in(replace), in(pop), out(weights)); });
-  });
-  m.def("nondeterministic_backward",
-        [](nb::tuple sizes, Address lengths, int threads, bool wide, Address push, Address replace, Address pop,
-           Address grad_weights, Address grad_push, Address grad_replace, Address grad_pop) {
-          const Problem p = problem(sizes, lengths, threads, wide);
-          return run([&] {
-            return kernel().full_pass.nondeterministic_backward(p, in(push), in(replace), in(pop), in(grad_weights), out(grad_push),
-                                                      out(grad_replace), out(grad_pop));
-          });
-        });
-  m.def("superposition", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address actions, Address weights) {
-    const Problem p = problem(sizes, lengths, threads, wide);
-    return run([&] { return kernel().full_pass.superposition(p, in(actions), out(weights)); });
-  });
-  m.def("superposition_backward", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address actions,
-                                     Address grad_weights, Address grad_actions) {
-    const Problem p = problem(sizes, lengths, threads, wide);
-    return run([&] { return kernel().full_pass.superposition_backward(p, in(actions), in(grad_weights), out(grad_actions)); });
-  });
-  m.def("prefer_huge_pages", &prefer_huge_pages);
-  m.def("state_size", [](int64_t states, int64_t symbols, int64_t steps) { return kernel().states.state_size(states, symbols, steps); });
-  m.def("extend", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
-                     bool superposition, Address steps, Address weights) {
-    const Problem p = problem(sizes, lengths, threads, wide);
-    const State state{static_cast<double*>(out(data)), stride, before};
-    return run([&] { return kernel().states.extend(p, state, superposition, in(steps), out(weights)); });
-  });
-  m.def("retract", [](nb::tuple sizes, Address lengths, int threads, bool wide, Address data, int64_t stride, int64_t before,
-                      bool superposition, Address steps, Address grad_weights, Address grad_after, int64_t after_stride,
-                      Address grad_before, int64_t before_stride, Address grad_steps) {
-    const Problem p = problem(sizes, lengths, threads, wide);
-    const State state{static_cast<double*>(out(data)), stride, before};
-    const State grad_of_this{static_cast<double*>(out(grad_after)), after_stride, before};
-    const State grad_of_last{static_cast<double*>(out(grad_before)), before_stride, before};
-    return run([&] {
-      return kernel().states.retract(p, state, superposition, in(steps), in(grad_weights), grad_of_this, grad_of_last, out(grad_steps));
-    });
-  });
+  m.def("nondeterministic", &nondeterministic, arg("log_push"), arg("log_replace"), arg("log_pop"), arg("weights"), lengths,
+        arg("threads"));
+  m.def("nondeterministic_backward", &nondeterministic_backward, arg("log_push"), arg("log_replace"), arg("log_pop"),
+        arg("grad_weights"), arg("grad_push"), arg("grad_replace"), arg("grad_pop"), lengths, arg("threads"));
+  m.def("superposition", &superposition, arg("actions"), arg("weights"), lengths, arg("threads"));
+  m.def("superposition_backward", &superposition_backward, arg("actions"), arg("grad_weights"), arg("grad_actions"), lengths,
+        arg("threads"));
+  m.def("prefer_huge_pages", &prefer_huge_pages, arg("array"));
+  m.def("state_size", &state_size, arg("states"), arg("symbols"), arg("steps"));
+  m.def("extend", &extend, arg("data"), arg("before"), arg("superposition"), arg("steps"), arg("weights"), lengths,
+        arg("threads"));
+  m.def("retract", &retract, arg("data"), arg("before"), arg("superposition"), arg("steps"), arg("grad_weights").none(),
+        arg("grad_after").none(), arg("grad_before"), arg("grad_steps"), lengths, arg("threads"));
 }
