@@ -4,25 +4,30 @@ import numpy as np
 import pytest
 import torch
 
-from stackattn.analysis import watch_stacks
-from stackattn.analysis.strings import PAPER, choose_strings, why_foreign
+from stackattn.analysis import trace_stacks
+from stackattn.analysis.report_data import page_data
+from stackattn.analysis.strings import PAPER, select_strings, why_excluded
 from stackattn.analysis.study import study
 from stackattn.languages import dyck, get_language, marked_reversal
 from stackattn.models import load
 
 
+def strings_of(folder, **options):
+    """The strings of a run, as the page shows them."""
+    return page_data(study(folder, **options))["runs"][0]["strings"]
+
+
 @pytest.mark.parametrize("model", ["tf-nd", "tf-sup", "lstm-nd", "lstm-sup"])
 def test_a_string_is_described_as_its_trace_says(make_run, model):
     folder = make_run(model)
-    (studied,) = study(folder, texts=["[()][]"]).runs
-    (string,) = studied.strings
+    (string,) = strings_of(folder, texts=["[()][]"])
     assert string["tokens"] == ["BOS", *"[()][]"]
-    assert string["belongs"]
+    assert string["inLanguage"]
     assert string["real"] == [-1, 1, 2, 1, -1, 5, -1]
     (stack,) = string["stacks"]
     tokens = torch.tensor([[4, 2, 0, 1, 3, 2, 3]])
     network = load(folder / "best")
-    (trace,) = watch_stacks(network, tokens)
+    (trace,) = trace_stacks(network, tokens)
     first = trace.first
     tops, contents, actions = trace.tops()[0], trace.contents()[0], trace.actions()[0]
     for t in range(first, 7):
@@ -42,7 +47,7 @@ def test_a_string_is_described_as_its_trace_says(make_run, model):
     assert string["model"][2] == pytest.approx([1000 * x for x in probabilities[2].tolist()], abs=0.6)
     assert string["truth"][2] == pytest.approx([1000 * x for x in truth], abs=0.51)
     lost = sum(p * (p / q).log() for p, q in zip(torch.tensor(truth), probabilities[2], strict=True) if p > 0)
-    assert string["lost"][2] == pytest.approx(lost.item(), abs=1e-4)
+    assert string["divergence"][2] == pytest.approx(lost.item(), abs=1e-4)
     assert [run["name"] for run in stack["runs"]] == ["best run", *(f"sampled run {i}" for i in (1, 2, 3))]
     best = trace.best_runs()[0]
     assert [step[0] for step in stack["runs"][0]["steps"][first:]] == [
@@ -52,8 +57,8 @@ def test_a_string_is_described_as_its_trace_says(make_run, model):
 
 
 def test_split_weights_add_up(make_run):
-    (studied,) = study(make_run("tf-nd"), samples=1).runs
-    stack = studied.strings[0]["stacks"][0]
+    (string,) = strings_of(make_run("tf-nd"), samples=1)
+    (stack,) = string["stacks"]
     assert [(part["state"], part["symbol"]) for part in stack["split"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for t, row in enumerate(stack["tops"]):
         for i, weight in enumerate(row):
@@ -62,33 +67,32 @@ def test_split_weights_add_up(make_run):
 
 
 def test_strings_outside_the_language(make_run):
-    (studied,) = study(make_run(), texts=["(]()"]).runs
-    (string,) = studied.strings
-    assert not string["belongs"]
+    (string,) = strings_of(make_run(), texts=["(]()"])
+    assert not string["inLanguage"]
     assert string["real"] is None
     assert [row is None for row in string["truth"]] == [False, False, True, True, True]
-    assert [x is None for x in string["lost"]] == [False, False, True, True, True]
+    assert [x is None for x in string["divergence"]] == [False, False, True, True, True]
 
 
 def test_which_strings():
-    assert choose_strings(marked_reversal(), (40, 80))[0].source == "Appendix E of the paper"
-    assert dyck().decode(choose_strings(dyck(variant="published"), (40, 80))[0].ids, "") == PAPER["dyck"]
-    assert [s.source for s in choose_strings(dyck(), (4, 8), seed=7)] == ["sample 1, seed 7", "sample 2, seed 7"]
-    assert len(choose_strings(dyck(), (40, 80), samples=1)) == 1
+    assert select_strings(marked_reversal(), (40, 80))[0].source == "Appendix E of the paper"
+    assert dyck().decode(select_strings(dyck(variant="published"), (40, 80))[0].ids, "") == PAPER["dyck"]
+    assert [s.source for s in select_strings(dyck(), (4, 8), seed=7)] == ["sample 1, seed 7", "sample 2, seed 7"]
+    assert len(select_strings(dyck(), (40, 80), samples=1)) == 1
     for name, text in PAPER.items():
         assert get_language(name, variant="published").contains(text)
     with pytest.raises(ValueError, match=r"'x' \(symbol 2 of the string\) is not one of the symbols"):
-        choose_strings(dyck(), (4, 8), ["(x)"])
-    with pytest.raises(ValueError, match="the empty string has no steps to see"):
-        choose_strings(dyck(), (4, 8), ["()", ""])
-    assert all(len(string.ids) for string in choose_strings(get_language("unmarked-reversal"), (0, 2), samples=20))
+        select_strings(dyck(), (4, 8), ["(x)"])
+    with pytest.raises(ValueError, match="string: expected at least one symbol, got the empty string"):
+        select_strings(dyck(), (4, 8), ["()", ""])
+    assert all(len(string.ids) for string in select_strings(get_language("unmarked-reversal"), (0, 2), samples=20))
 
 
 def test_why_a_balanced_string_is_foreign(make_run):
-    assert [why_foreign(dyck(), np.array(ids)) for ids in ([0, 1], [0, 0])] == ["", ""]
+    assert [why_excluded(dyck(), np.array(ids)) for ids in ([0, 1], [0, 0])] == ["", ""]
     published = get_language("dyck", variant="published")
-    found = [why_foreign(published, published.encode(text)) for text in ("([])", "()[]", "(]")]
-    assert "two outermost pairs" in found[0]
+    found = [why_excluded(published, published.encode(text)) for text in ("([])", "()[]", "(]")]
+    assert "at least two outermost pairs" in found[0]
     assert found[1:] == ["", ""]
-    (string,) = study(make_run(), texts=["()"]).runs[0].strings
-    assert (string["belongs"], string["foreign"]) == (True, "")
+    (string,) = strings_of(make_run(), texts=["()"])
+    assert (string["inLanguage"], string["whyExcluded"]) == (True, "")

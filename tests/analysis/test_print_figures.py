@@ -23,7 +23,7 @@ DRAWINGS = {
     "actions": lambda path: action_map(actions(), TOKENS, ("push", "no-op", "pop"), path, title="a stack"),
     "height": lambda path: height_chart(torch.arange(T) / 2, TOKENS, path, title="a stack"),
     "split": lambda path: split_map(split(), TOKENS, path, title="a stack"),
-    "attention": lambda path: attention_map(split()[..., 0, 0], TOKENS, path, truth=[0] * T, bottom="∅"),
+    "attention": lambda path: attention_map(split()[..., 0, 0], TOKENS, path, real=[0] * T, bottom="∅"),
 }
 
 
@@ -64,7 +64,7 @@ def test_figures_can_be_read_at_the_width_of_a_text(tmp_path, monkeypatch, symbo
     n = len(tokens)
     weights = torch.rand(n, n + 1, 3, 3)
     made = [
-        attention_map(weights[..., 0, 0], tokens, tmp_path / "map.png", truth=[0] * n),
+        attention_map(weights[..., 0, 0], tokens, tmp_path / "map.png", real=[0] * n),
         attention_map(weights[:, 1:, 0, 0], tokens, tmp_path / "bare.png"),
         height_chart(torch.rand(n), tokens, tmp_path / "height.png"),
         split_map(weights, tokens, tmp_path / "split.png"),

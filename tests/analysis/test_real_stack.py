@@ -4,9 +4,9 @@ import torch
 from stackattn.analysis import (
     NondeterministicTrace,
     SuperpositionTrace,
-    agreement,
-    agreements,
+    correct_steps,
     derivation_tops,
+    measure_agreement,
     real_tops,
 )
 from stackattn.languages import dyck, get_language, marked_reversal
@@ -67,8 +67,8 @@ def test_best_runs_are_compared_with_derivations():
     actions = torch.tensor([[ACTIONS[kind] for kind in ("no-op", "push", "push", "pop", "pop")]])
     # each action is more probable than the two others, but not than both together
     unsure = SuperpositionTrace("stack", 0, (0.1 * actions + 0.3).double())
-    assert agreement([[unsure]], tops, best_run=True)["stack"].right == 4
-    assert agreement([[unsure]], tops)["stack"].right < 4
+    assert measure_agreement([[unsure]], tops, best_run=True)["stack"].correct == 4
+    assert measure_agreement([[unsure]], tops)["stack"].correct < 4
 
 
 def hard(kinds, first):
@@ -84,12 +84,12 @@ def test_the_real_automaton_agrees_everywhere():
         hard(["push", *right], 0),
         hard(right, 1),
     ):  # BOS pushed or not, or unread
-        found = agreement([[trace]], tops)["stack"]
-        assert (found.right, found.steps, found.only_pushes, found.never_pushes) == (5, 5, 2, 1)
+        found = measure_agreement([[trace]], tops)["stack"]
+        assert (found.correct, found.steps, found.only_pushes, found.never_pushes) == (5, 5, 2, 1)
     late = hard(["no-op", "push", "push", "push", "pop", "pop"], 0)  # pushes the mark: from there on one too high
-    assert agreement([[late]], tops)["stack"].right == 2
-    both = agreement([[late], [hard(["no-op", *right], 0)]], tops * 2)["stack"]
-    assert (both.right, both.steps) == (7, 10)
+    assert measure_agreement([[late]], tops)["stack"].correct == 2
+    both = measure_agreement([[late], [hard(["no-op", *right], 0)]], tops * 2)["stack"]
+    assert (both.correct, both.steps) == (7, 10)
     assert str(both) == "70.0% of 10 steps (a stack that only pushes: 40.0%, a stack that never pushes: 20.0%)"
 
 
@@ -131,7 +131,7 @@ def test_the_most_weighted_token_is_what_is_counted():
             actions = torch.rand(1, len(tops) + 1 - first, 3, generator=generator, dtype=torch.float64).pow(2)
             actions /= actions.sum(-1, keepdim=True)
             trace = SuperpositionTrace("stack", first, actions)
-            (found,) = agreements(trace, [tops])
+            (found,) = correct_steps(trace, [tops])
             assert found == most_weighted(actions[0].tolist(), tops, first)
             seen |= set(zip((top >= 0 for top in tops), found, strict=True))
     assert len(seen) == 4  # right and wrong, with and without a token on the real stack
@@ -142,11 +142,11 @@ def test_the_empty_share_is_no_token():
     actions = torch.tensor([[[0.0, 1.0, 0.0], [0.3, 0.7, 0.0], [0.0, 0.9, 0.1]]], dtype=torch.float64)
     trace = SuperpositionTrace("stack", 0, actions)
     assert trace.tops()[0].argmax(-1).tolist() == [0, 0, 0]
-    assert agreements(trace, [[0, 0]]) == [[True, True]]
-    assert agreements(trace, [[0, -1]]) == [[True, True]]
-    assert agreements(trace, [[-1, 1]]) == [[True, False]]
+    assert correct_steps(trace, [[0, 0]]) == [[True, True]]
+    assert correct_steps(trace, [[0, -1]]) == [[True, True]]
+    assert correct_steps(trace, [[-1, 1]]) == [[True, False]]
     nothing = hard(["no-op"] * 3, 0)
-    assert agreements(nothing, [[0, -1]]) == [[False, True]]  # no token has weight, so none has most
+    assert correct_steps(nothing, [[0, -1]]) == [[False, True]]  # no token has weight, so none has most
 
 
 def test_baselines_are_what_such_stacks_score():
@@ -155,7 +155,7 @@ def test_baselines_are_what_such_stacks_score():
     for name, kind in (("only pushes", "push"), ("never pushes", "no-op")):
         traces = [[hard([kind] * (len(batch[0]) + 1), 0)] for batch in tops]
         for best_run in (False, True):
-            found = agreement(traces, tops, best_run=best_run)["stack"]
+            found = measure_agreement(traces, tops, best_run=best_run)["stack"]
             assert found.share == found.baselines[name]
     assert 0 < found.baselines["never pushes"] < found.baselines["only pushes"] == 0.5
 
@@ -166,4 +166,4 @@ def test_the_nondeterministic_bottom_counts_as_empty():
     push, replace, pop = (torch.full(shape, -30.0, dtype=torch.float64) for shape in shapes)
     replace[:, 0], push[:, 1], pop[:, 2] = 0, 0, 0  # BOS, (, )
     trace = NondeterministicTrace("stack", 0, (push, replace, pop))
-    assert agreement([[trace]], [[real_tops(made, made.encode("()"))]])["stack"].right == 2
+    assert measure_agreement([[trace]], [[real_tops(made, made.encode("()"))]])["stack"].correct == 2

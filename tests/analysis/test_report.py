@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
-from stackattn.analysis import watch_stacks
-from stackattn.analysis.report import page_data, render, write_report
+from stackattn.analysis import trace_stacks
+from stackattn.analysis.report import render, write_report
+from stackattn.analysis.report_data import page_data
 from stackattn.analysis.study import study
 from stackattn.cli import main
 from stackattn.models import load, save
@@ -27,11 +28,11 @@ def test_states_with_hardly_any_weight(make_run, tmp_path):
     save(network, folder / "best")
     assert main(["analyse", str(folder), "--string", "[()][]", "--string", "((()))"]) == 0
     data = data_of((tmp_path / "run/analysis/report.html").read_text())
-    (studied,) = study(folder, texts=["[()][]"]).runs
-    (trace,) = watch_stacks(network, torch.tensor([[4, 2, 0, 1, 3, 2, 3]]))
-    weights = trace.weights()[0]  # (6, 7, 2, 3)
+    (string,) = page_data(study(folder, texts=["[()][]"]))["runs"][0]["strings"]
+    (trace,) = trace_stacks(network, torch.tensor([[4, 2, 0, 1, 3, 2, 3]]))
+    weights = trace.split_tops()[0]  # (6, 7, 2, 3)
     parts = data["runs"][0]["strings"][0]["stacks"][0]["split"]
-    assert parts == studied.strings[0]["stacks"][0]["split"]
+    assert parts == string["stacks"][0]["split"]
     assert any(row == [] for part in parts for row in part["tops"][1:])
     for part in parts:
         for t, row in enumerate(part["tops"][1:]):
@@ -44,15 +45,15 @@ def test_stacks_have_names_and_can_be_chosen(make_run):
     folder = make_run("tf-both")
     names = ["layer 1, head 1", "layer 1, head 2", "layer 2"]
     (studied,) = study(folder, samples=1).runs
-    assert [stack["name"] for stack in studied.strings[0]["stacks"]] == names
+    assert [stack.trace.name for stack in studied.strings[0].stacks] == names
     assert list(studied.agreement) == names
     (studied,) = study(folder, samples=1, stack=3).runs
-    assert [stack["name"] for stack in studied.strings[0]["stacks"]] == ["layer 2"]
+    assert [stack.trace.name for stack in studied.strings[0].stacks] == ["layer 2"]
     assert list(studied.agreement) == ["layer 2"]
     expected = r"stack: expected a number from 1 to 3 \(layer 1, head 1; layer 1, head 2; layer 2\), got 4"
     with pytest.raises(ValueError, match=expected):
         study(folder, samples=1, stack=4)
-    with pytest.raises(ValueError, match="stack: expected none, as no model here has a stack, got 1"):
+    with pytest.raises(ValueError, match="stack: no model here has a stack, got 1"):
         study(make_run("tf", folder="plain"), stack=1)
 
 
@@ -184,7 +185,7 @@ def test_many_models_have_results_by_length_and_one_string(make_run, tmp_path, c
     for model in models[:4]:
         make_run(model, folder=f"sweep/{model}")
     few = study(tmp_path / "sweep", samples=2)
-    assert few.left_out == ""
+    assert few.omitted == ""
     assert {len(studied.strings) for studied in few.best} == {2}
     make_run(models[4], folder=f"sweep/{models[4]}")
     assert main(["analyse", str(tmp_path / "sweep"), "--samples", "3"]) == 0
@@ -193,14 +194,14 @@ def test_many_models_have_results_by_length_and_one_string(make_run, tmp_path, c
     assert all(len(run["test"]["model"]) == 5 for run in data["runs"])  # lengths 6, 8, ..., 14
     printed = " ".join(capsys.readouterr().out.split())
     for told in (data["lede"], printed):
-        assert "5 models, more than 4, only the first of 3 strings is shown for each" in told
+        assert "5 models, more than 4, so only the first of 3 strings is shown for each" in told
 
 
 def test_the_language_of_a_wrong_string_is_named(make_run, tmp_path, capsys):
     make_run("tf-nd", folder="sweep/a")
     make_run("tf-nd", "unmarked-reversal", folder="sweep/b")
     assert main(["analyse", str(tmp_path / "sweep"), "--string", "()"]) == 2
-    assert "b, of language unmarked-reversal: text: '(' (symbol 1 of the string)" in capsys.readouterr().err
+    assert "run b, language unmarked-reversal: text: '(' (symbol 1 of the string)" in capsys.readouterr().err
 
 
 def test_why_there_is_no_real_top(make_run, capsys):
@@ -234,7 +235,7 @@ def test_long_strings_give_up_states_and_symbols(make_run, tmp_path, monkeypatch
     assert len(small) < full
     assert "split" not in data_of(small)["runs"][0]["strings"][0]["stacks"][0]
     monkeypatch.setattr(module, "LIMIT", 1000)
-    with pytest.raises(ValueError, match="take fewer strings"):
+    with pytest.raises(ValueError, match="use fewer or shorter strings"):
         write_report(found, tmp_path / "none.html")
 
 
@@ -243,7 +244,7 @@ def test_command(make_run, tmp_path, capsys):
     assert main(["analyse", str(folder), "--string", "(())", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert f"report: {tmp_path / 'out/report.html'}" in printed
-    assert "share of steps at which the most weighted token" in printed
+    assert "share of steps at which the token with the most weight" in printed
     made = sorted(path.name for path in (tmp_path / "out").iterdir())
     figures = [
         f"string-1-layer-1-{kind}.{end}" for kind in ("actions", "attention", "height") for end in ("png", "svg")
@@ -257,7 +258,7 @@ def test_command(make_run, tmp_path, capsys):
 def test_older_drawings_are_removed_and_nothing_else(make_run, tmp_path):
     folder, out = make_run("tf-sup"), tmp_path / "out"
     out.mkdir()
-    ours = ["string-7-layer-1-actions.svg", "string-2-layer-3-head-1-split.png", "string-2-the-LSTMs-stack-runs.txt"]
+    ours = ["string-7-layer-1-actions.svg", "string-2-layer-3-head-1-split.png", "string-2-LSTM-stack-runs.txt"]
     others = ["string-1-notes.txt", "string-1-layer-1-actions.pdf", "my-string-1-layer-1-height.svg"]
     for name in ours + others:
         (out / name).touch()
@@ -295,7 +296,7 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["analyse", str(make_run(folder="other")), "--samples", "1"]) == 0
     printed = capsys.readouterr()
-    assert "no figures: pictures need matplotlib: pip install 'stackattn[plot]'" in printed.err
+    assert "no figures: figures need matplotlib: pip install 'stackattn[plot]'" in printed.err
     assert "report:" in printed.out
 
 
@@ -303,12 +304,12 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such folder"),
-        (["."], "neither a run"),
+        (["."], "expected a run of `stackattn cfl`"),
         (["run/best"], "this is a saved model; analyse the folder of its run"),
         (["run", "--string", "(x)"], "'x' (symbol 2 of the string) is not one of the symbols ( ) [ ]"),
         (["run", "--samples", "0"], "--samples: expected at least 1, got 0"),
         (["run", "--seed", "-1"], "--seed: expected at least 0, got -1"),
-        (["run", "--string", ""], "the empty string has no steps to see: expected at least one symbol"),
+        (["run", "--string", ""], "string: expected at least one symbol, got the empty string"),
         (["nowhere", "--out", "run/config.json"], "--out: expected a folder, got the file run/config.json"),
         (["run", "--stack", "2"], "stack: expected a number from 1 to 1 (layer 2), got 2"),
         (["run", "--stack", "0"], "stack: expected a number from 1 to 1 (layer 2), got 0"),
@@ -330,7 +331,7 @@ def test_runs_of_corpora_are_told_or_left_out(make_run, tmp_path, capsys):
     (other / "config.json").write_text('{"data": {"folder": "corpus"}, "model": {}, "training": {}}')
     (other / "metrics.jsonl").write_text("")
     assert main(["analyse", str(other)]) == 2
-    assert "not a run of `stackattn cfl`" in capsys.readouterr().err
+    assert "expected a run of `stackattn cfl`; other runs cannot be analysed" in capsys.readouterr().err
     assert main(["analyse", str(tmp_path / "sweep"), "--no-figures"]) == 0
     assert "cfl" in capsys.readouterr().out
 
@@ -339,4 +340,4 @@ def test_strings_that_training_did_not_have_are_told(make_run, tmp_path):
     assert main(["analyse", str(make_run()), "--no-figures", "--string", "()", "--string", "(" * 60 + ")" * 60]) == 0
     data = data_of((tmp_path / "run/analysis/report.html").read_text())
     longest = data["runs"][0]["strings"][1]
-    assert (longest["unusual"], longest["belongs"], longest["lengths"][1]) == (True, True, 120)
+    assert (longest["seenLength"], longest["inLanguage"], longest["lengths"][1]) == (False, True, 120)

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from stackattn.analysis.report import page_data, render, write_report
+from stackattn.analysis.report import render, write_report
+from stackattn.analysis.report_data import page_data
 from stackattn.analysis.study import study
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -66,7 +67,7 @@ def test_everything_is_there(open_page, report):
     assert page.locator("#length-charts svg path").count() == 3  # entropy, perfect, the model
     assert page.locator("#runs tbody tr:not(.baseline)").count() == 1
     assert page.locator("#runs .baseline").all_inner_texts()[0].startswith("a stack that only pushes")
-    assert "estimate on 20 strings of each length" in page.inner_text("#length-charts")
+    assert "estimated on 20 strings per length" in page.inner_text("#length-charts")
     assert page.locator("#choose-string option").count() == 2
     assert page.locator("#map-choice option").count() == 2 + 4
     assert "%" in page.inner_text("#tiles")
@@ -150,12 +151,12 @@ def test_runs_are_replayed(open_page, report, tmp_path):
     """The stacks that the page shows are those of Run.stacks, for the best run and a sampled one."""
     import torch
 
-    from stackattn.analysis import watch_stacks
+    from stackattn.analysis import trace_stacks
     from stackattn.analysis.strings import some_runs
     from stackattn.models import load
 
     page = open_page(report("tf-nd"))
-    (trace,) = watch_stacks(load(tmp_path / "run/best"), torch.tensor([[4, 2, 0, 1, 3, 2, 3]]))
+    (trace,) = trace_stacks(load(tmp_path / "run/best"), torch.tensor([[4, 2, 0, 1, 3, 2, 3]]))
     for number, (_, run) in enumerate(some_runs(trace)[:2]):
         page.select_option("#run-choice", str(number))
         page.click("#go-first")
@@ -207,13 +208,13 @@ def test_without_stacks_or_evaluations(open_page, make_run, tmp_path):
     page = open_page(write_report(study(make_run(folder="new", best=False)), tmp_path / "b.html"))
     assert page.is_hidden("#stepper")
     assert page.is_hidden("#lengths")
-    assert "No evaluation was made yet." in page.inner_text("#curves")
+    assert "No evaluations yet." in page.inner_text("#curves")
 
 
 def test_a_string_that_leaves_the_language(open_page, report):
     page = open_page(report(texts=["(]()"]))
     page.click("#go-last")
-    assert "No string of the language begins like this." in page.inner_text("#next-notes")
+    assert "No string of the language starts like this." in page.inner_text("#next-notes")
     assert page.is_hidden("#real-key")
 
 

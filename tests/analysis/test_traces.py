@@ -6,9 +6,11 @@ from itertools import product
 import pytest
 import torch
 
-from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, watch_stacks
+from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, stack_names, trace_stacks
+from stackattn.analysis.traces import TRACES
 from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 from stackattn.nn import NondeterministicStackAttention
+from stackattn.nn.kinds import STACK_KINDS
 
 KINDS = ("push", "replace", "pop")
 
@@ -135,20 +137,21 @@ def transformer(layers):
 def test_watching_a_transformer():
     model = transformer("1.nondeterministic-2-3-4x2.1.superposition-5").train()
     tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
-    traces = watch_stacks(model, tokens)
+    traces = trace_stacks(model, tokens)
     assert model.training
     assert [trace.name for trace in traces] == ["layer 2, head 1", "layer 2, head 2", "layer 4"]
+    assert stack_names(model) == [trace.name for trace in traces]
     layer = next(m for m in model.modules() if isinstance(m, NondeterministicStackAttention))
     seen = []
     layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     model.eval()(tokens)
     _, weights = layer(seen[0], return_weights=True)  # (B, heads, T, T + 1, Q, S)
     for head in range(2):
-        torch.testing.assert_close(traces[head].weights(), weights[:, head].double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(traces[head].split_tops(), weights[:, head].double(), atol=1e-5, rtol=0)
     for trace in traces:
         torch.testing.assert_close(trace.tops().sum(-1), torch.ones(2, 5, dtype=torch.float64))
         torch.testing.assert_close(trace.actions().sum(-1), torch.ones(2, 5, dtype=torch.float64))
-    shorter = watch_stacks(model, tokens[:, :3])  # causal
+    shorter = trace_stacks(model, tokens[:, :3])  # causal
     torch.testing.assert_close(shorter[2].tops(), traces[2].tops()[:, :3, :4], atol=1e-5, rtol=0)
 
 
@@ -158,8 +161,9 @@ def test_watching_an_lstm(stack):
     torch.manual_seed(0)
     model = LSTMLM(LSTMConfig(4, 4, 6, stack)).eval()
     tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
-    (trace,) = watch_stacks(model, tokens)
+    (trace,) = trace_stacks(model, tokens)
     assert trace.first == 1
+    assert stack_names(model) == [trace.name] == ["LSTM stack"]
     assert trace.tops().shape == (2, 4, 5)  # BOS is not read
     with torch.no_grad():
         values, state = [], model.initial_state(2)
@@ -172,10 +176,14 @@ def test_watching_an_lstm(stack):
         reading = trace.tops()[:, -1, 1:].unsqueeze(1) @ pushed
     else:
         bottom = model.stack.bottom.detach().sigmoid().double().expand(2, 1, -1)
-        reading = torch.einsum("biqs,bim->bqsm", trace.weights()[:, -1], torch.cat([bottom, pushed], 1))
+        reading = torch.einsum("biqs,bim->bqsm", trace.split_tops()[:, -1], torch.cat([bottom, pushed], 1))
     torch.testing.assert_close(state.stack.reading.double(), reading.flatten(1), atol=1e-5, rtol=0)
 
 
+def test_every_kind_of_stack_has_a_trace():
+    assert list(TRACES) == list(STACK_KINDS)
+
+
 def test_models_without_stacks():
-    assert watch_stacks(transformer("2"), torch.tensor([[3, 0, 1]])) == []
-    assert watch_stacks(LSTMLM(LSTMConfig(4, 4, 6)), torch.tensor([[3, 0, 1]])) == []
+    assert trace_stacks(transformer("2"), torch.tensor([[3, 0, 1]])) == []
+    assert trace_stacks(LSTMLM(LSTMConfig(4, 4, 6)), torch.tensor([[3, 0, 1]])) == []

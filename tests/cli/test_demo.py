@@ -69,7 +69,7 @@ def test_noiseless_brackets_are_the_list_stack():
 @pytest.mark.parametrize("bottom", [0, 1])
 def test_attention_map_of_any_size(tmp_path, T, bottom):
     weights = torch.rand(T, T + bottom).tril(bottom)
-    path = attention_map(weights, ["x"] * T, tmp_path / "deeper" / "map.png", truth=[0] * T, title="a stack")
+    path = attention_map(weights, ["x"] * T, tmp_path / "deeper" / "map.png", real=[0] * T, title="a stack")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

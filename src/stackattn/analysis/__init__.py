@@ -1,25 +1,36 @@
-"""Looking at what a stack did.
+"""Analysis of trained stacks.
 
-Who lives here: `traces` watches the stacks of a model at work, `contents` computes what lies on them, `real_stack`
-compares them with the stack that a person would program, and `quality` does so for runs; `attention_map`, `figures`,
-`curves` and `demo` draw for print (they need the extra `plot`, imported when drawing), `drawings` all of a run;
-`folders` reads run folders, `study` looks at their models and `strings` at single strings, and `report` makes the HTML
-page of `page/`.
+Modules:
+
+- `traces`: actions, attention weights, heights and runs of a model's stacks on given inputs
+- `contents`: the probability that each pushed element is still on the stack
+- `real_stack`: agreement of a stack with the stack of a hand-written automaton
+- `quality`: that agreement on sampled strings, the same for all runs of a task
+- `folders`: reads run folders
+- `strings`: selects and traces single strings
+- `study`: all of this for one run or a folder of runs
+- `report`: the HTML report, from the files in `page/`
+- `report_data`: the data of the report as JSON
+- `figures`: print figures of one string (needs the extra `plot`)
+- `attention_map`: the print figure of attention weights
+- `drawings`: all print figures of a studied run
+- `demo`: the figure of `stackattn demo`
 """
 
 from .attention_map import attention_map
-from .real_stack import Agreement, agreement, agreements, derivation_tops, real_tops
-from .traces import NondeterministicTrace, StackTrace, SuperpositionTrace, watch_stacks
+from .real_stack import Agreement, correct_steps, derivation_tops, measure_agreement, real_tops
+from .traces import NondeterministicTrace, StackTrace, SuperpositionTrace, stack_names, trace_stacks
 
 __all__ = [
     "Agreement",
     "NondeterministicTrace",
     "StackTrace",
     "SuperpositionTrace",
-    "agreement",
-    "agreements",
     "attention_map",
+    "correct_steps",
     "derivation_tops",
+    "measure_agreement",
     "real_tops",
-    "watch_stacks",
+    "stack_names",
+    "trace_stacks",
 ]

@@ -1,4 +1,4 @@
-"""The picture of a stack at work: which pushed token is on top after each step."""
+"""The attention map of a stack: which pushed token is on top after each step."""
 
 from __future__ import annotations
 
@@ -15,28 +15,39 @@ def attention_map(
     tokens: Sequence[str],
     path: str | Path,
     *,
-    truth: Sequence[int] | None = None,
+    real: Sequence[int] | None = None,
     title: str = "",
     bottom: str = "⊥",
 ) -> Path:
-    """Draw attention weights as a grid of greys and write it to `path`.
+    """Draw attention weights as a grid of greys and write the figure to `path`.
 
-    The picture fits into the width of a text: a long sequence gets smaller cells, and labels only for some tokens.
+    The figure fits the text width of a page: a long sequence has smaller cells, and only some tokens are labelled.
 
     Args:
         weights: (T, T) or (T, T + 1)
-            One sequence's weights, summed over states and symbols; with T + 1 columns the first one is the bottom.
+            Weights of one sequence, summed over states and symbols; with T + 1 columns the first one is the bottom.
         tokens:
-            The T tokens that were read, and pushed where the stack pushes.
+            The T tokens, one per step.
         path:
-            Where to write the picture; the suffix says in which format.
-        truth:
-            For each step the column that ought to be on top. It is marked with a small ring.
+            File to write; the suffix selects the format.
+        real:
+            Column that should be on top at each step, marked with a small ring.
+        title:
+            Title of the figure (default: none).
         bottom:
-            How to name the first of T + 1 columns: `"∅"` is the empty share of a superposition stack.
+            Symbol of the bottom column; use `"∅"` for the empty share of a superposition stack.
 
     Returns:
-        `path`. Without matplotlib: `ModuleNotFoundError` that names the extra to install.
+        `path`.
+
+    Raises:
+        ValueError: if the shape of `weights` does not fit the tokens.
+        ModuleNotFoundError: if matplotlib is not installed.
+
+    Examples::
+
+        (trace,) = trace_stacks(model, tokens)
+        attention_map(trace.tops()[0], names, "map.svg", bottom=trace.BOTTOM)
     """
     T = len(tokens)
     if weights.shape not in ((T, T), (T, T + 1)):
@@ -47,7 +58,7 @@ def attention_map(
     columns = [f"{bottom}\n", *(f"{token}\n{i}" for i, token in enumerate(tokens))][not with_bottom :]
     what = "the empty stack" if bottom == "∅" else "the bottom"
     rows = [f"{t:>2} {token}" for t, token in enumerate(tokens)]
-    margin = 1.5  # inches, for labels and the bar
+    margin = 1.5  # inches, for labels and the colour bar
     cell = min(0.29, (INNER - margin) / max(1, len(columns)))
     font = max(SMALLEST, 38 * cell)
     every = labels_apart(72 * cell, font, [*tokens, str(T - 1)])
@@ -55,13 +66,14 @@ def attention_map(
     from matplotlib.colors import PowerNorm
 
     axes = figure.add_subplot()
-    # The square root lifts small weights out of the white; the bar beside the map says which grey is which weight.
+    # The square root makes small weights visible; the colour bar shows the scale.
     image = axes.imshow(weights.detach().double().cpu().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0))
     shown = range(0, T, every)
-    places = [i + with_bottom for i in shown if i or every == 1 or not with_bottom]  # the bottom hides its neighbour
+    # The label of the bottom covers that of its neighbour.
+    places = [i + with_bottom for i in shown if i or every == 1 or not with_bottom]
     places = [0, *places] if with_bottom else places
-    axes.set_xticks(places, [columns[i] for i in places], fontsize=font, family="monospace")
-    axes.set_yticks(shown, [rows[t] for t in shown], fontsize=font, family="monospace")
+    axes.set_xticks(places, [columns[i] for i in places], fontsize=font, family="monospace", parse_math=False)
+    axes.set_yticks(shown, [rows[t] for t in shown], fontsize=font, family="monospace", parse_math=False)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("token pushed at each step" + (f"; {bottom} is {what}" if with_bottom else ""), fontsize=9)
@@ -71,11 +83,11 @@ def attention_map(
     axes.grid(which="minor", color="0.88", linewidth=1.7 * cell)
     axes.tick_params(which="major", length=2 if every > 1 else 0, pad=2)
     axes.tick_params(which="minor", length=0)
-    if truth is not None:
+    if real is not None:
         # dark on light cells and light on dark ones
-        shades = ["0.1" if float(weights[t, i]) < 0.35 else "1.0" for t, i in enumerate(truth)]
+        shades = ["0.1" if float(weights[t, i]) < 0.35 else "1.0" for t, i in enumerate(real)]
         axes.scatter(
-            list(truth),
+            list(real),
             range(T),
             s=(30 * cell) ** 2,
             facecolors="none",
@@ -89,5 +101,5 @@ def attention_map(
     bar.ax.tick_params(labelsize=8, length=2)
     bar.set_label("weight", fontsize=9)
     if title:
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(title, fontsize=10, parse_math=False)
     return save_figure(figure, path)

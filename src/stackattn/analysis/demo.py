@@ -1,4 +1,4 @@
-"""The demo's picture: two learning curves, and the attention map of a trained stack."""
+"""The figure of `stackattn demo`: two learning curves and the attention map of a trained stack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from .figures import new_figure, save_figure
 
 
-def demo_picture(
+def demo_figure(
     curves: Mapping[str, Sequence[tuple[int, float]]],
     weights: Tensor,
     tokens: Sequence[str],
@@ -18,7 +18,15 @@ def demo_picture(
     *,
     language: str,
 ) -> Path:
-    """Draw the curves, pairs of epoch and difference, beside the weights (T, T + 1) of the T tokens."""
+    """Draw learning curves beside an attention map, and return `path`.
+
+    Args:
+        curves: pairs of epoch and cross-entropy difference, by name of the model.
+        weights: attention weights of one sequence, (T, T + 1), with the bottom first.
+        tokens: the T tokens.
+        path: file to write; the suffix selects the format.
+        language: name of the language, for the title.
+    """
     figure = new_figure(10.5, 4.6)
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
@@ -34,8 +42,9 @@ def demo_picture(
             textcoords="offset points",
             color=colour,
             va="center",
+            parse_math=False,
         )
-    left.set_title(f"Learning {language.replace('-', ' ')}", fontsize=11)
+    left.set_title(f"Learning {language.replace('-', ' ')}", fontsize=11, parse_math=False)
     left.set_xlabel("epoch")
     left.set_ylabel("nats per symbol above the language's entropy")
     left.set_ylim(bottom=0 if all(y >= 0 for points in curves.values() for _, y in points) else None)
@@ -45,12 +54,12 @@ def demo_picture(
 
     T = len(tokens)
     image = right.imshow(weights.double().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0), aspect="auto")
-    right.set_xticks(range(T + 1), ["⊥", *tokens], fontsize=9)
-    right.set_yticks(range(T), tokens, fontsize=9)
+    right.set_xticks(range(T + 1), ["⊥", *tokens], fontsize=9, parse_math=False)
+    right.set_yticks(range(T), tokens, fontsize=9, parse_math=False)
     right.xaxis.tick_top()
     right.tick_params(length=0)
-    right.set_xlabel("symbol that was pushed (⊥ is the bottom)")
+    right.set_xlabel("symbol pushed (⊥ is the bottom)")
     right.set_ylabel("symbol read")
-    right.set_title("What the trained stack has on top, on one string", fontsize=11)
+    right.set_title("Top of the trained stack on one string", fontsize=11)
     figure.colorbar(image, ax=right, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", label="weight", shrink=0.8)
     return save_figure(figure, path)

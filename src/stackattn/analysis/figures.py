@@ -1,4 +1,4 @@
-"""Figures of one string for print: greys that survive a photocopier, fonts that can be read at column width."""
+"""Print figures of one string: shades of grey, at most as wide as a page's text, with readable labels."""
 
 from __future__ import annotations
 
@@ -9,53 +9,77 @@ from typing import Any
 
 from torch import Tensor
 
-WIDTH = 5.5  # inches: the width of a page's text, so that nothing is made smaller in print
-PAD = 0.06  # white around a figure
-INNER = WIDTH - 2 * PAD - 0.02  # the widest drawing; the rest is for rounding
-SMALLEST = 6.0  # points
+from ..files import write_atomically
+
+WIDTH = 5.5  # inches: the text width of a page, so that figures are not scaled down in print
+PAD = 0.06  # inches of white space around a figure
+INNER = WIDTH - 2 * PAD - 0.02  # inches available for drawing, with some room for rounding
+SMALLEST = 6.0  # points: the smallest font
 INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot]')"
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure, in inches; not pyplot's, so nothing global is touched and no window system is needed."""
+    """An empty matplotlib figure, sizes in inches. It does not use pyplot, so it needs no display and no global state.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"pictures need matplotlib: {INSTALL}", name="matplotlib") from error
+        raise ModuleNotFoundError(f"figures need matplotlib: {INSTALL}", name="matplotlib") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, path: str | Path) -> Path:
-    """Write a figure; the suffix of the path says how. The same figure gives the same bytes."""
+    """Write a figure atomically, in the format of the path's suffix, and create its folder if necessary.
+
+    Equal figures give equal bytes.
+    """
     from matplotlib import rc_context
 
     path = Path(path)
+    format = path.suffix.removeprefix(".") or "png"
+    metadata = {"Date": None} if format in ("svg", "pdf", "ps") else None
+
+    def write(partial: Path) -> None:
+        with rc_context({"svg.hashsalt": "stackattn"}):
+            figure.savefig(partial, format=format, dpi=200, bbox_inches="tight", pad_inches=PAD, metadata=metadata)
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = {"Date": None} if path.suffix in (".svg", ".pdf", ".ps") else None
-    with rc_context({"svg.hashsalt": "stackattn"}):
-        figure.savefig(path, dpi=200, bbox_inches="tight", pad_inches=PAD, metadata=about)
+    write_atomically(path, write)
     return path
 
 
 def labels_apart(room: float, font: float, labels: Sequence[str]) -> int:
-    """Every how many of these labels fit beside each other, where each has so much room (both in points).
+    """The smallest n such that labelling every n-th position leaves the labels apart.
 
-    BOS may stick out: it is the first one, and nothing is on its other side.
+    Args:
+        room: distance between positions, in points.
+        font: font size, in points.
+        labels: all labels. BOS is ignored: it comes first and may extend to the left.
     """
     letters = max((len(label) for label in labels if label != "BOS"), default=1)
     return math.ceil(max(1.3, 0.65 * letters) * font / room)
 
 
 def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], path: str | Path, title: str = "") -> Path:
-    """Draw which action each step takes, as in the paper's Appendix E.
+    """Draw the actions of each step, as in the paper's Appendix E.
 
     Args:
         actions: (T, 3)
-            How much of each step is of each kind: `StackTrace.actions`.
+            Share of each step by kind of action: `StackTrace.actions`.
         tokens:
-            The T tokens that were read. Each stands beside its own row (the paper has them on the lines between).
+            The T tokens, one beside each row (the paper puts them on the lines between rows).
         names:
-            Of the three kinds.
+            Names of the three kinds of action.
+        path:
+            File to write; the suffix selects the format.
+        title:
+            Title of the figure (default: none).
+
+    Returns:
+        `path`.
     """
     if actions.shape != (len(tokens), len(names)):
         expected = len(tokens), len(names)
@@ -65,7 +89,7 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], pat
     axes = figure.add_subplot()
     image = axes.imshow(actions.double().numpy(), cmap="Greys", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
-    axes.set_yticks(range(len(tokens)), tokens, fontsize=min(8.0, 62 * row), family="monospace")
+    axes.set_yticks(range(len(tokens)), tokens, fontsize=min(8.0, 62 * row), family="monospace", parse_math=False)
     axes.set_xlabel("Action", fontsize=9)
     axes.set_ylabel("← Symbol", fontsize=9)
     axes.tick_params(length=0)
@@ -74,12 +98,12 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], pat
     bar.set_label("Probability", fontsize=8)
     bar.ax.tick_params(labelsize=7, length=2)
     if title:
-        figure.suptitle(title, fontsize=9)
+        figure.suptitle(title, fontsize=9, parse_math=False)
     return save_figure(figure, path)
 
 
 def height_chart(heights: Tensor, tokens: Sequence[str], path: str | Path, title: str = "") -> Path:
-    """Draw the expected height of a stack (T,) after each of the tokens that were read."""
+    """Draw the expected height of a stack (T,) after each of the T tokens, and return `path`."""
     if heights.shape != (len(tokens),):
         raise ValueError(f"heights: expected shape ({len(tokens)},), got {tuple(heights.shape)}")
     width = max(3.0, min(INNER, 0.16 * len(tokens) + 0.8))
@@ -91,7 +115,7 @@ def height_chart(heights: Tensor, tokens: Sequence[str], path: str | Path, title
     size = max(SMALLEST, min(8.0, room / 1.3))
     names = ["^" if token == "BOS" else token for token in tokens]
     every = labels_apart(room, size, names)
-    axes.set_xticks(range(0, len(tokens), every), names[::every], family="monospace")
+    axes.set_xticks(range(0, len(tokens), every), names[::every], family="monospace", parse_math=False)
     axes.tick_params(axis="x", labelsize=size, length=2 if every > 1 else 0)
     axes.tick_params(axis="y", labelsize=8)
     axes.set_ylim(bottom=0)
@@ -100,12 +124,12 @@ def height_chart(heights: Tensor, tokens: Sequence[str], path: str | Path, title
     axes.set_ylabel("expected height", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     if title:
-        figure.suptitle(title, fontsize=9)
+        figure.suptitle(title, fontsize=9, parse_math=False)
     return save_figure(figure, path)
 
 
 def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: str = "") -> Path:
-    """Draw the weights (T, T + 1, Q, S) of a nondeterministic stack, one small map for each state and symbol."""
+    """Draw the weights (T, T + 1, Q, S) of a nondeterministic stack, one map per state and symbol; return `path`."""
     T = len(tokens)
     if weights.dim() != 4 or weights.shape[:2] != (T, T + 1):
         raise ValueError(f"weights: expected shape ({T}, {T + 1}, Q, S), got {tuple(weights.shape)}")
@@ -116,7 +140,7 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
 
     axes = figure.subplots(Q, S, squeeze=False, sharex=True, sharey=True)
     image = None
-    places = -1.5, T - 0.5, T - 0.5, -0.5  # the bottom is at -1, and every other column at the step that pushed it
+    places = -1.5, T - 0.5, T - 0.5, -0.5  # the bottom is at -1, every other column at the step that pushed it
     for q in range(Q):
         for s in range(S):
             part = weights[:, :, q, s].double().numpy()
@@ -131,7 +155,7 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
     bar.set_label("weight", fontsize=8)
     bar.ax.tick_params(labelsize=7, length=2)
     if title:
-        figure.suptitle(title, fontsize=9)
+        figure.suptitle(title, fontsize=9, parse_math=False)
     return save_figure(figure, path)
 
 

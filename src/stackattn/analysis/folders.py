@@ -1,9 +1,10 @@
-"""Run folders as the report sees them: one run, or all runs below a folder."""
+"""Run folders as the analysis sees them: finding runs and reading what they measured."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,30 +14,52 @@ from torch import nn
 
 from ..languages import Language
 from ..models.saving import load
+from ..nn.kinds import STACK_KINDS
+from ..nn.specs import StackSpec, parse_layers
 from ..training.architectures import LSTMOptions
-from ..training.cfl import CFLConfig, evaluate_run
+from ..training.cfl import CFLConfig, evaluate_by_length
 from ..training.experiment import config_of, model_folder
 from ..training.run import RunError, TrainingRun
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run: its configuration, what it measured, and its best model."""
+    """A run of `stackattn cfl`: its configuration, its results and its best model."""
 
     folder: Path
     name: str
-    """Its path below the folder that was asked for; of a single run, the folder's own name."""
+    """Path relative to the folder under study; for a single run, the name of its folder."""
     config: CFLConfig
     metrics: list[dict[str, Any]]
+    state: str
+    """How the run ended, or "not finished"."""
+    without_model: str
+    """Why there is no best model; empty if there is one."""
+    saved_test: dict[str, Any] | None
+    """Results by length from test.json, if they belong to the best model."""
 
     @classmethod
     def read(cls, folder: Path, name: str) -> RunFolder:
+        """Read everything but the model. Raises RunError, ValueError or OSError if a file is missing or damaged."""
         run = TrainingRun(folder)
         if "format_version" in run.config():
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
-        if not _of_language(folder):
-            raise RunError(f"{folder}: not a run of `stackattn cfl`, the only ones that can be analysed")
-        return cls(folder, name, config_of(CFLConfig, folder), run.metrics())
+        if not _is_cfl(folder):
+            raise RunError(f"{folder}: expected a run of `stackattn cfl`; other runs cannot be analysed")
+        config = config_of(CFLConfig, folder)
+        try:
+            metrics = run.metrics()
+        except ValueError as error:
+            raise RunError(f"{folder / 'metrics.jsonl'}: {error}") from None
+        for number, row in enumerate(metrics, 1):
+            keys = "epoch", "score", "cross_entropy_difference", "seconds"
+            _require(row, keys, f"{folder / 'metrics.jsonl'}, line {number}")
+        state = "not finished"
+        if run.finished:
+            result = run.result()
+            _require(result, ["stopped"], folder / "result.json")
+            state = "all epochs done" if result["stopped"] == "max_epochs" else str(result["stopped"])
+        return cls(folder, name, config, metrics, state, run.without_model, _saved_test(run))
 
     @cached_property
     def language(self) -> Language:
@@ -52,27 +75,23 @@ class RunFolder:
         return not self.without_model
 
     @property
-    def without_model(self) -> str:
-        """Why there is no best model; empty if there is one."""
-        return TrainingRun(self.folder).without_model
-
-    @property
     def task(self) -> tuple[str, str, str | None, tuple[int, int]]:
-        """What makes runs comparable: the language, as it was made, and the training lengths."""
+        """What comparable runs have in common: the language with its parameters, and the training lengths."""
         language = self.config.language
         return language.name, json.dumps(language.parameters, sort_keys=True), language.grammar, language.lengths
 
     @property
     def layers(self) -> str:
         options = self.config.model
-        return (options.stack or "") if isinstance(options, LSTMOptions) else options.layers
+        return (options.stack or "") if isinstance(options, LSTMOptions) else str(options.layers)
 
     @property
     def label(self) -> str:
-        """As the paper names its models: Tf, Tf+Sup, Tf+Nd, LSTM, ..."""
+        """The paper's name of the model: Tf, Tf+Sup, Tf+Nd, LSTM, ..."""
         base = "LSTM" if isinstance(self.config.model, LSTMOptions) else "Tf"
-        kinds = (("superposition", "+Sup"), ("nondeterministic", "+Nd"))
-        return base + "".join(short for kind, short in kinds if kind in self.layers)
+        specs = parse_layers(self.layers) if self.layers else []
+        kinds = {spec.kind for spec in specs if isinstance(spec, StackSpec)}
+        return "+".join([base, *(kind.abbreviation for name, kind in STACK_KINDS.items() if name in kinds)])
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -80,45 +99,36 @@ class RunFolder:
         finite = [values for values in self.metrics if math.isfinite(values["score"])]
         return min(finite, key=lambda values: values["score"]) if finite else None
 
-    @property
-    def state(self) -> str:
-        """How the run ended, or that it did not."""
-        if not TrainingRun(self.folder).finished:
-            return "not finished"
-        stopped = str(TrainingRun(self.folder).result()["stopped"])
-        return "all epochs done" if stopped == "max_epochs" else stopped
-
     def test(self, per_length: int) -> dict[str, Any]:
-        """Results by length: the saved ones, or new ones of so many strings of each length."""
-        return TrainingRun(self.folder).test() or evaluate_run(self.folder, per_length=per_length)
+        """Results by length: the saved ones, or new ones on `per_length` strings of each length."""
+        return self.saved_test or evaluate_by_length(self.model, self.config.language, per_length=per_length)
 
 
-def find_runs(folder: str | Path) -> list[RunFolder]:
-    """The run in a folder, or all runs below it, by name. RunError if there are none."""
+def find_runs(folder: str | Path) -> dict[str, Path]:
+    """Folders of runs by name: the given folder if it is a run, or else all runs below it.
+
+    Raises:
+        RunError: if there are no runs of `stackattn cfl`.
+    """
     folder = Path(folder)
     if folder.is_file():
         raise RunError(f"{folder}: expected the folder of a run, got a file; its folder is {folder.parent}")
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
     if (folder / "config.json").exists():
-        return [RunFolder.read(folder, folder.resolve().name)]
+        return {folder.resolve().name: folder}
     measured = {path.parent for name in ("metrics.jsonl", "test.json") for path in folder.rglob(name)}
-    found = sorted(path for path in measured if (path / "config.json").exists() and _of_language(path))
+    found = sorted(path for path in measured if (path / "config.json").exists() and _is_cfl(path))
     if not found:
         raise RunError(
-            f"{folder}: neither a run of `stackattn cfl` (with config.json and metrics.jsonl or test.json) nor are "
-            "there any below"
+            f"{folder}: expected a run of `stackattn cfl` (with config.json and metrics.jsonl or test.json), or a "
+            "folder with such runs below it; found none"
         )
-    return [RunFolder.read(path, path.relative_to(folder).as_posix()) for path in found]
-
-
-def _of_language(folder: Path) -> bool:
-    """Not of a corpus: those of `stackattn lm` and `mt` have no grammar to compare with."""
-    return "language" in TrainingRun(folder).config()
+    return {path.relative_to(folder).as_posix(): path for path in found}
 
 
 def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
-    """Of the runs of one model on one task that have their best model, the one with the lowest difference."""
+    """The run with the lowest difference for each model and task, among the runs that have a best model."""
     best: dict[Any, RunFolder] = {}
     for run in runs:
         if run.best is None or not run.has_model:
@@ -128,3 +138,28 @@ def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
         if known is None or run.best["cross_entropy_difference"] < known.best["cross_entropy_difference"]:  # pyright: ignore
             best[cell] = run
     return list(best.values())
+
+
+def _is_cfl(folder: Path) -> bool:
+    """Whether a run was trained on a formal language, not on a corpus. True for damaged runs, which are reported."""
+    try:
+        return "language" in TrainingRun(folder).config()
+    except (RunError, ValueError, TypeError):
+        return True
+
+
+def _saved_test(run: TrainingRun) -> dict[str, Any] | None:
+    test, path = run.test(), run.folder / "test.json"
+    if test is None:
+        return None
+    _require(test, ("per_length", "lengths"), path)
+    for row in test["lengths"]:
+        _require(row, ("length", "cross_entropy", "lower_bound", "difference_from_floor"), path)
+    return test
+
+
+def _require(values: Any, keys: Iterable[str], source: object) -> None:
+    if not isinstance(values, dict):
+        raise RunError(f"{source}: expected an object with keys, got {values!r}")
+    if missing := [key for key in keys if key not in values]:
+        raise RunError(f"{source}: missing key {missing[0]!r}")

@@ -1,4 +1,4 @@
-"""By numbers, how well the stacks of a model do: on strings that all runs of one language and its lengths share."""
+"""How well the stacks of a model agree with a real stack, on the same strings for all runs of a task."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from ..languages import Language, sample_batches
-from .real_stack import Agreement, agreement, derivation_tops, real_tops
+from .real_stack import Agreement, derivation_tops, measure_agreement, real_tops
 from .strings import with_bos
-from .traces import watch_stacks
+from .traces import StackTrace, trace_stacks
 
-BATCHES, BATCH_SIZE = 10, 10  # strings whose most weighted tokens are compared with a real stack; one length to a batch
-DERIVED_STRINGS = 10  # whose best run is compared with their derivation, which is slower
+BATCHES, BATCH_SIZE = 10, 10  # strings compared with a real stack; the strings of a batch have the same length
+DERIVED_STRINGS = 10  # strings whose best run is compared with a derivation, which takes longer
 
-Tops = list[list[list[int]]]  # of each batch, string and symbol
+Tops = list[list[list[int]]]  # by batch, string and symbol
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """Strings of a language, and what a stack should have on top after each symbol. None where nothing is right."""
+class LabelledStrings:
+    """Strings of a language with the position that should be on top after each symbol; None where it is undefined."""
 
     language: Language
     strings: list[np.ndarray]  # (batch size, length) each
@@ -29,28 +29,28 @@ class Yardstick:
     derived_strings: list[np.ndarray]  # (1, length) each
     derived: Tops | None
 
-    def agreement(self, model: nn.Module) -> dict[str, Agreement]:
-        """Of the most weighted elements of each stack, by its name, with a real stack."""
-        return {} if self.real is None else agreement(self._watch(model, self.strings), self.real)
+    def compare_weights(self, model: nn.Module) -> dict[str, Agreement]:
+        """Agreement of the token with the most weight with a real stack, by name of the stack."""
+        return {} if self.real is None else measure_agreement(self._trace(model, self.strings), self.real)
 
-    def derivation(self, model: nn.Module) -> dict[str, Agreement]:
-        """Of the best runs of each stack, by its name, with the most probable derivations."""
+    def compare_best_runs(self, model: nn.Module) -> dict[str, Agreement]:
+        """Agreement of the best run with the most probable derivation, by name of the stack."""
         if self.derived is None:
             return {}
-        return agreement(self._watch(model, self.derived_strings), self.derived, best_run=True)
+        return measure_agreement(self._trace(model, self.derived_strings), self.derived, best_run=True)
 
-    def _watch(self, model: nn.Module, batches: list[np.ndarray]):
-        return [watch_stacks(model, with_bos(self.language, torch.from_numpy(batch))) for batch in batches]
+    def _trace(self, model: nn.Module, batches: list[np.ndarray]) -> list[list[StackTrace]]:
+        return [trace_stacks(model, with_bos(self.language, torch.from_numpy(batch))) for batch in batches]
 
 
-def make_yardstick(language: Language, lengths: tuple[int, int], seed: int = 0) -> Yardstick:
-    """Of strings of these lengths, each length as probable as in training."""
+def label_strings(language: Language, lengths: tuple[int, int], seed: int = 0) -> LabelledStrings:
+    """Sample strings, with the distribution of lengths used in training, and find the expected tops."""
 
     def sample(batches: int, batch_size: int) -> list[np.ndarray]:
         return sample_batches(language, lengths, batches, batch_size, np.random.default_rng(seed)).batches
 
     strings, derived_strings = sample(BATCHES, BATCH_SIZE), sample(DERIVED_STRINGS, 1)
-    return Yardstick(
+    return LabelledStrings(
         language,
         strings,
         _all([[real_tops(language, string.tolist()) for string in batch] for batch in strings]),
@@ -60,6 +60,6 @@ def make_yardstick(language: Language, lengths: tuple[int, int], seed: int = 0) 
 
 
 def _all(tops: list[list[list[int] | None]]) -> Tops | None:
-    """None unless it is known for every string what is right."""
+    """None unless the tops are known for every string."""
     known = [[row for row in batch if row is not None] for batch in tops]
     return known if all(len(a) == len(b) for a, b in zip(known, tops, strict=True)) else None

@@ -1,13 +1,14 @@
-"""How well a learned stack is the stack that a person would program.
+"""Agreement of a learned stack with the stack of a hand-written automaton.
 
-Two of the paper's languages are read by a deterministic automaton with one move for each symbol (the paper calls them
-real-time), so that after every symbol there is one right top of the stack:
+Two of the paper's languages are recognised by a deterministic automaton with one transition per symbol (the paper calls
+them real-time), so that after every symbol exactly one element should be on top of the stack:
 
-- marked reversal: push every symbol before the mark, leave the stack alone at the mark, pop one symbol for each after;
-- Dyck: push every opening bracket, pop it at its closing bracket.
+- marked reversal: push every symbol before the mark, do nothing at the mark, pop once for each symbol after it;
+- Dyck: push every opening bracket, pop at every closing bracket.
 
-The other languages need guesses (where is the middle?), and only the whole string tells which were right. There the
-most probable derivation is the judge, and what it judges is the best run, which has seen the whole string too.
+The other languages need guesses (where is the middle?), and only the whole string shows which guesses were right. For
+them the best run of the automaton, which also depends on the whole string, is compared with the most probable
+derivation.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ..languages import PCFG, Language, Tree
 from .traces import StackTrace
 
 DETERMINISTIC = ("marked-reversal", "dyck")
-REAL_TOP = (  # what `agreements` counts, in words
-    "share of steps at which the most weighted token is the one that a real stack would have on top (the bottom, or "
-    "the share that is empty, is no token); or, where the real stack is empty, at which the bottom or the empty share, "
-    "or BOS, outweighs every symbol"
+REAL_TOP = (  # explains what `correct_steps` counts
+    "share of steps at which the token with the most weight is the one on top of a real stack (the bottom and the "
+    "empty share do not count as tokens) or, where the real stack is empty, at which the bottom, the empty share or "
+    "BOS has more weight than every symbol"
 )
 
 
 def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
-    """After each symbol, the position of the symbol that the real stack has on top; -1 where it is empty.
+    """Position of the symbol on top of the real stack after each symbol of a string; -1 where the stack is empty.
 
-    None if the language has no deterministic automaton here, or if the automaton refuses the string.
+    Returns None if the language has no deterministic automaton here, or if the automaton rejects the string.
     """
     if language.name not in DETERMINISTIC:
         return None
@@ -54,11 +55,12 @@ def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
 
 
 def derivation_tops(language: Language, string: Sequence[int]) -> list[int] | None:
-    """After each symbol, the position of what is on top of the stack in the string's most probable derivation, or -1.
+    """Position of the symbol on top of the stack after each symbol, in the most probable derivation of a string.
 
-    A rule that begins and ends with a terminal, such as S -> 0 S 0 or T -> ( Q S Q ), pushes with its first symbol and
-    pops with its last. For marked reversal and Dyck this is the real stack. None for a string without a derivation, and
-    for a language without a grammar.
+    A rule that begins and ends with a terminal, such as S -> 0 S 0 or T -> ( Q S Q ), pushes its first symbol and pops
+    it at its last one. For marked reversal and Dyck this is the real stack. An empty stack is -1.
+
+    Returns None if the string has no derivation or the language has no grammar.
     """
     parse = language.best_parse(np.asarray(string)) if isinstance(language, PCFG) else None
     if parse is None:
@@ -82,40 +84,48 @@ def derivation_tops(language: Language, string: Sequence[int]) -> list[int] | No
 
 
 def real_columns(trace: StackTrace, tops: Sequence[int]) -> list[int]:
-    """For each step of a trace, the column of its weights that is the real top; 0, the bottom, for an empty stack."""
-    shift = 2 - trace.first  # the bottom comes before the string, and so does BOS where it is read
+    """Column of the trace's weights that belongs to the real top, for each step; 0, the bottom, for an empty stack."""
+    shift = 2 - trace.first  # the columns of the bottom and, if it is read, BOS come before those of the string
     return [0] * (1 - trace.first) + [top + shift if top >= 0 else 0 for top in tops]
 
 
-def agreements(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run: bool = False) -> list[list[bool]]:
-    """For each sequence of the trace, at which symbols the stack has on top what it should.
+def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run: bool = False) -> list[list[bool]]:
+    """Whether the stack has the expected element on top, for each sequence of the trace and each symbol.
 
-    - Where `tops` has a position, its token must have more weight than any other token. The bottom, or the share of a
-      superposition stack that is empty, is no token, and does not compete.
-    - Where `tops` says -1, the bottom or the empty share must have more weight than any symbol of the string. BOS,
-      which is none, may stand for it.
+    - Where `tops` has a position, that token must have more weight than every other token. The bottom and the empty
+      share of a superposition stack are not tokens.
+    - Where `tops` is -1, the bottom or the empty share must have more weight than every symbol of the string. BOS may
+      take their place.
 
-    Or, for `best_run`, what the run of the largest weight has on top must be that token; or the bottom or BOS. The step
-    that reads BOS is not counted.
+    With `best_run`, the run with the largest weight must have that token on top; or, for -1, the bottom or BOS. The
+    step that reads BOS is not counted.
+
+    Args:
+        trace: trace of B sequences.
+        tops: positions for each of the B strings, from `real_tops` or `derivation_tops`.
+        best_run: judge the best run instead of the weights.
+
+    Returns:
+        One list per sequence with one entry per symbol.
     """
-    before = 1 - trace.first  # columns of BOS
+    before = 1 - trace.first  # number of columns for BOS
     columns = [real_columns(trace, row) for row in tops]
     if best_run:
         found = [[stack[-1][0] + 1 for stack in run.stacks()] for run in trace.best_runs()]
-        right = [
-            [column == real or (real == 0 and column <= before) for column, real in zip(row, of, strict=True)]
-            for row, of in zip(found, columns, strict=True)
+        correct = [
+            [column == real or (real == 0 and column <= before) for column, real in zip(row, expected, strict=True)]
+            for row, expected in zip(found, columns, strict=True)
         ]
     else:
-        right = [
-            [_has_most_weight(weights, real, before) for weights, real in zip(row, of, strict=True)]
-            for row, of in zip(trace.tops().tolist(), columns, strict=True)
+        correct = [
+            [_has_most_weight(weights, real, before) for weights, real in zip(row, expected, strict=True)]
+            for row, expected in zip(trace.tops().tolist(), columns, strict=True)
         ]
-    return [row[before:] for row in right]
+    return [row[before:] for row in correct]
 
 
 def _has_most_weight(weights: list[float], real: int, before: int) -> bool:
-    """Of one step's weights, (T + 1,)."""
+    """For the weights of one step, (T + 1,)."""
     if real == 0:
         return max(weights[: before + 1]) > max(weights[before + 1 :])
     return weights[real] > max([*weights[1:real], *weights[real + 1 :]], default=0.0)
@@ -123,22 +133,22 @@ def _has_most_weight(weights: list[float], real: int, before: int) -> bool:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of the steps of some strings, how many have on top what they should."""
+    """Number of steps, over some strings, at which a stack has the expected element on top."""
 
-    right: int
+    correct: int
     steps: int
     only_pushes: int
-    """Steps that a stack would have right which pushes every symbol and never pops."""
+    """Correct steps of a stack that pushes every symbol and never pops."""
     never_pushes: int
-    """Steps that a stack would have right which stays empty."""
+    """Correct steps of a stack that stays empty."""
 
     @property
     def share(self) -> float:
-        return self.right / self.steps
+        return self.correct / self.steps
 
     @property
     def baselines(self) -> dict[str, float]:
-        """The shares of stacks that know nothing of the language."""
+        """Shares of two stacks that know nothing about the language."""
         return {"only pushes": self.only_pushes / self.steps, "never pushes": self.never_pushes / self.steps}
 
     def __str__(self) -> str:
@@ -146,17 +156,26 @@ class Agreement:
         return f"{self.share:.1%} of {self.steps:,} steps ({baselines})"
 
 
-def agreement(
+def measure_agreement(
     traces: Sequence[Sequence[StackTrace]], tops: Sequence[Sequence[Sequence[int]]], *, best_run: bool = False
 ) -> dict[str, Agreement]:
-    """The agreement of each stack, over batches: `traces[b]` are the stacks of batch b, `tops[b]` what is right."""
+    """Agreement of each stack with the expected tops, summed over batches.
+
+    Args:
+        traces: `traces[b]` are the traces of the model's stacks on batch b.
+        tops: `tops[b]` are the expected positions for the strings of batch b.
+        best_run: see `correct_steps`.
+
+    Returns:
+        Agreement by name of the stack.
+    """
     rows = [row for batch in tops for row in batch]
     steps = sum(map(len, rows))
     pushed = sum(top == position for row in rows for position, top in enumerate(row))
     empty = sum(top == -1 for row in rows for top in row)
-    right: dict[str, int] = {}
+    correct: dict[str, int] = {}
     for batch, real in zip(traces, tops, strict=True):
         for trace in batch:
-            hits = sum(sum(row) for row in agreements(trace, real, best_run=best_run))
-            right[trace.name] = right.get(trace.name, 0) + hits
-    return {name: Agreement(hits, steps, pushed, empty) for name, hits in right.items()}
+            hits = sum(sum(row) for row in correct_steps(trace, real, best_run=best_run))
+            correct[trace.name] = correct.get(trace.name, 0) + hits
+    return {name: Agreement(hits, steps, pushed, empty) for name, hits in correct.items()}

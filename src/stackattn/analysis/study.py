@@ -1,4 +1,4 @@
-"""Runs under study: how well their stacks do, and of the best ones results by length and some strings in full."""
+"""Studies of runs: how well their stacks do and, for the best runs, results by length and traces of some strings."""
 
 from __future__ import annotations
 
@@ -7,51 +7,70 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..training.run import TrainingRun
+from ..training.run import RunError
 from .folders import RunFolder, best_of_each, find_runs
-from .quality import Yardstick, make_yardstick
+from .quality import LabelledStrings, label_strings
 from .real_stack import DETERMINISTIC, Agreement
-from .strings import ChosenString, choose_strings, describe_string
-from .traces import watch_stacks
+from .strings import SelectedString, TracedString, select_strings, trace_string
+from .traces import stack_names
 
-TEST_STRINGS = 20  # of each length, where a run has no test.json
-FEW = 4  # models that can be looked at in full; of more than that, only what is quick and small
+TEST_STRINGS = 20  # per length, if a run has no test.json
+MAX_FULL = 4  # with more models than this, only the first string of each is traced
 
 
 @dataclass
 class StudiedRun:
+    """A run, with what was found out about it."""
+
     run: RunFolder
     parameters: int | None = None
     stacks: list[str] = field(default_factory=list)
-    """The names of the stacks that are looked at."""
+    """Names of the stacks under study."""
     agreement: dict[str, Agreement] = field(default_factory=dict)
-    """Of each stack, by name, with a real stack; empty where the language has no deterministic automaton."""
+    """Agreement of each stack with a real stack; empty if the language has no deterministic automaton."""
     derivation: dict[str, Agreement] = field(default_factory=dict)
-    """Of each stack's best runs with the most probable derivations; empty where the language has no grammar."""
+    """Agreement of each stack's best runs with the most probable derivations; empty without a grammar."""
     test: dict[str, Any] | None = None
-    chosen: list[ChosenString] = field(default_factory=list)
-    strings: list[dict[str, Any]] = field(default_factory=list)
-    """What `describe_string` says of each chosen string."""
+    """Results by length."""
+    strings: list[TracedString] = field(default_factory=list)
 
 
 @dataclass
 class Study:
+    """The runs in a folder and what was found out about them."""
+
     folder: Path
     seed: int
     runs: list[StudiedRun]
     best: list[StudiedRun]
-    """Those that are shown in full: the best one of each model on each language and its lengths."""
-    left_out: str = ""
-    """What is not shown of them, as they are many."""
+    """The best run of each model on each task, which has traced strings."""
+    damaged: dict[str, str]
+    """Runs that could not be read, by name, with the reason."""
+    strings_per_run: int
+    """Number of strings that were asked for; with more than `MAX_FULL` models only the first is traced."""
 
     @property
     def single(self) -> bool:
         return len(self.runs) == 1
 
+    @property
+    def full(self) -> bool:
+        """Whether all strings were traced."""
+        return len(self.best) <= MAX_FULL
+
+    @property
+    def omitted(self) -> str:
+        """A sentence on what is not shown because there are many models; empty if everything is."""
+        if self.full:
+            return ""
+        what = f"only the first of {self.strings_per_run} strings" if self.strings_per_run > 1 else "the string"
+        return (
+            f"There are {len(self.best)} models, more than {MAX_FULL}, so {what} is shown for each, without maps of "
+            "single states and stack symbols. Analyse the folder of one run to see everything."
+        )
+
     def task_name(self, run: RunFolder) -> str:
-        """The language, and more where runs on the same language differ by lengths or parameters."""
+        """The language, with lengths and parameters where runs on the same language differ in them."""
         name, (shortest, longest) = run.config.language.name, run.config.language.lengths
         if len({studied.run.task for studied in self.runs if studied.run.config.language.name == name}) == 1:
             return name
@@ -60,22 +79,22 @@ class Study:
 
     @property
     def without_real_stack(self) -> str:
-        """Why some runs with stacks have no agreement with a real one; empty if all have."""
+        """A sentence on the languages without a real stack; empty if all languages have one."""
         names = {studied.run.language.name for studied in self.runs if studied.stacks}
         names, known = sorted(names.difference(DETERMINISTIC)), " and ".join(DETERMINISTIC)
         return f"Empty for {', '.join(names)}: the top of a real stack is known for {known} only." if names else ""
 
     def best_on(self, task: str) -> RunFolder | None:
-        """The run with the lowest cross-entropy difference on a task, of this name."""
-        of = [
+        """The run with the lowest cross-entropy difference on the task with this name."""
+        scores = [
             (studied.run.best["cross_entropy_difference"], number)
             for number, studied in enumerate(self.runs)
             if studied.run.best and self.task_name(studied.run) == task
         ]
-        return self.runs[min(of)[1]].run if of else None
+        return self.runs[min(scores)[1]].run if scores else None
 
     def baselines(self) -> list[tuple[str, str, float | None, float | None]]:
-        """For each task what stacks would score that know nothing: task, what they do, real top, best run."""
+        """Scores of stacks that know nothing about the language: (task, stack, real top, best run)."""
         found: dict[tuple[str, str], list[float | None]] = {}
         for studied in self.runs:
             for place, agreements in enumerate((studied.agreement, studied.derivation)):
@@ -92,87 +111,96 @@ def study(
     samples: int | None = None,
     seed: int = 0,
     stack: int | None = None,
-    report: Callable[[str], object] = lambda message: None,
+    progress: Callable[[str], object] = lambda message: None,
 ) -> Study:
-    """Look at the run in a folder, or at all runs below it.
+    """Study the run in a folder, or all runs below it.
 
     Args:
         texts, samples:
-            The strings to step through: see `choose_strings`. Where there are many models, each gets the first one,
-            and `Study.left_out` says so.
+            The strings to step through: see `select_strings`. With more than `MAX_FULL` models only the first string
+            of each is traced.
         seed:
-            Of sampled strings and runs.
+            Seed of sampled strings and runs.
         stack:
-            Only this one of a model's stacks, counted from 1; all of them if not given.
-        report:
-            Told what is being done.
+            Number of the only stack to look at, from 1 (default: all stacks of each model).
+        progress:
+            Called with a message before each step.
+
+    Raises:
+        RunError: if there are no runs, or none can be read. Damaged runs among others are listed in `Study.damaged`.
+        ValueError: if an argument does not fit the runs.
     """
     folder = Path(folder)
-    found = [StudiedRun(run) for run in find_runs(folder)]
-    chosen = {run.folder for run in best_of_each([studied.run for studied in found])}
-    best = [studied for studied in found if studied.run.folder in chosen]
-    _choose_stacks([studied for studied in found if studied.run.has_model], stack)
-    for studied in best:
-        studied.chosen = _choose_strings(studied.run, texts, samples, seed)
-    few, most = len(best) <= FEW, max((len(studied.chosen) for studied in best), default=0)
-    for studied in best:
+    runs, damaged = _read_runs(folder)
+    chosen = {run.folder for run in best_of_each([studied.run for studied in runs])}
+    best = [studied for studied in runs if studied.run.folder in chosen]
+    if stack is not None:
+        _select_stack([studied for studied in runs if studied.run.has_model], stack)
+    selected = [_select_strings(studied.run, texts, samples, seed) for studied in best]
+    found = Study(folder, seed, runs, best, damaged, max(map(len, selected), default=0))
+    for studied, strings in zip(best, selected, strict=True):
         run = studied.run
-        report(f"{run.label} on {run.language.name}: {run.name}")
+        progress(f"{run.label} on {run.language.name}: {run.name}")
         studied.test = run.test(TEST_STRINGS)
-        studied.chosen = studied.chosen if few else studied.chosen[:1]
-        _describe(studied, seed, split=few)
-    yardsticks: dict[Any, Yardstick] = {}
-    for number, studied in enumerate(found, 1):
+        lengths = run.config.language.lengths
+        studied.strings = [
+            trace_string(run.model, run.language, lengths, string, names=studied.stacks, seed=seed)
+            for string in (strings if found.full else strings[:1])
+        ]
+    labelled: dict[Any, LabelledStrings] = {}
+    for number, studied in enumerate(runs, 1):
         run = studied.run
-        if not run.has_model:
-            studied.test = TrainingRun(run.folder).test()
+        if not studied.stacks:
             continue
-        report(f"stacks of run {number} of {len(found)}: {run.name}")
-        if studied.stacks and run.task not in yardsticks:
-            yardsticks[run.task] = make_yardstick(run.language, run.config.language.lengths, seed)
-        studied.parameters = sum(x.numel() for x in run.model.parameters())
-        if studied.stacks:
-            yardstick = yardsticks[run.task]
-            studied.agreement = _only(studied.stacks, yardstick.agreement(run.model))
-            studied.derivation = _only(studied.stacks, yardstick.derivation(run.model))
-    return Study(folder, seed, found, best, "" if few else _left_out(len(best), most))
+        progress(f"stacks of run {number} of {len(runs)}: {run.name}")
+        if run.task not in labelled:
+            labelled[run.task] = label_strings(run.language, run.config.language.lengths, seed)
+        studied.agreement = _only(studied.stacks, labelled[run.task].compare_weights(run.model))
+        studied.derivation = _only(studied.stacks, labelled[run.task].compare_best_runs(run.model))
+    return found
 
 
-def _choose_strings(run: RunFolder, texts: Sequence[str], samples: int | None, seed: int) -> list[ChosenString]:
+def _read_runs(folder: Path) -> tuple[list[StudiedRun], dict[str, str]]:
+    """All runs with their models, and the reasons why others could not be read."""
+    runs, damaged = [], {}
+    paths = find_runs(folder)
+    for name, path in paths.items():
+        try:
+            runs.append(_read_run(path, name))
+        except (RunError, ValueError, OSError) as error:
+            if path == folder:
+                raise
+            damaged[name] = str(error)
+    if not runs:
+        name, reason = next(iter(damaged.items()))
+        raise RunError(f"{folder}: none of the {len(damaged)} runs can be read; {name}: {reason}")
+    return runs, damaged
+
+
+def _read_run(path: Path, name: str) -> StudiedRun:
+    run = RunFolder.read(path, name)
+    if not run.has_model:
+        return StudiedRun(run, test=run.saved_test)
+    parameters = sum(x.numel() for x in run.model.parameters())
+    return StudiedRun(run, parameters, stack_names(run.model))
+
+
+def _select_strings(run: RunFolder, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedString]:
     try:
-        return choose_strings(run.language, run.config.language.lengths, texts, samples, seed)
-    except ValueError as error:  # a sweep may be of several languages
-        raise ValueError(f"{run.name}, of language {run.language.name}: {error}") from error
+        return select_strings(run.language, run.config.language.lengths, texts, samples, seed)
+    except ValueError as error:  # the runs of a sweep may have different languages
+        raise ValueError(f"run {run.name}, language {run.language.name}: {error}") from error
 
 
-def _describe(studied: StudiedRun, seed: int, split: bool) -> None:
-    run = studied.run
-    for string in studied.chosen:
-        one = describe_string(run.model, run.language, run.config.language.lengths, string, seed=seed, split=split)
-        one["stacks"] = [stack for stack in one["stacks"] if stack["name"] in studied.stacks]
-        studied.strings.append(one)
-
-
-def _left_out(models: int, strings: int) -> str:
-    what = f"only the first of {strings} strings" if strings > 1 else "the string"
-    return (
-        f"As there are {models} models, more than {FEW}, {what} is shown for each, and no maps of single states and "
-        "stack symbols: analyse the folder of one run to see everything."
-    )
-
-
-def _choose_stacks(runs: list[StudiedRun], stack: int | None) -> None:
-    """Give each run the names of its stacks, or of the one that is asked for, which some run must have."""
-    most: list[str] = []
-    for studied in runs:
-        any_string = torch.zeros(1, 2, dtype=torch.long)
-        names = [trace.name for trace in watch_stacks(studied.run.model, any_string)]
-        studied.stacks = names if stack is None else names[stack - 1 : stack]
-        most = max(most, names, key=len)
-    if stack is not None and runs and not 1 <= stack <= len(most):
+def _select_stack(runs: list[StudiedRun], stack: int) -> None:
+    """Keep only one stack of each run. At least one run must have it."""
+    most = max((studied.stacks for studied in runs), key=len, default=[])
+    if runs and not 1 <= stack <= len(most):
         if not most:
-            raise ValueError(f"stack: expected none, as no model here has a stack, got {stack}")
+            raise ValueError(f"stack: no model here has a stack, got {stack}")
         raise ValueError(f"stack: expected a number from 1 to {len(most)} ({'; '.join(most)}), got {stack}")
+    for studied in runs:
+        studied.stacks = studied.stacks[stack - 1 : stack]
 
 
 def _only(names: list[str], found: dict[str, Agreement]) -> dict[str, Agreement]:

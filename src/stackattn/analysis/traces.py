@@ -1,9 +1,10 @@
-"""What the stacks of a model do on given inputs: actions, weights, contents, heights, single runs."""
+"""Traces of a model's stacks on given inputs: actions, attention weights, contents, heights, runs of the automaton."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -20,51 +21,81 @@ from .contents import nondeterministic_contents, superposition_contents
 
 @dataclass(frozen=True)
 class StackTrace(ABC):
-    """What one stack did on a batch of B sequences, in T steps. Numbers are float64, on the CPU."""
+    """What one stack did on a batch of B sequences in T steps. All tensors are float64 on the CPU."""
 
     name: str
     first: int
-    """The token that its first step reads: 0, or 1 where a model does not read its BOS."""
+    """Index of the token read at the first step: 0, or 1 if the model does not read BOS."""
 
-    ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
-    BOTTOM: ClassVar[str] = "∅"
-    """How column 0 of the weights is called: the empty stack, or a bottom that is never popped."""
+    KIND: ClassVar[str]
+    """Name of the kind of stack, as in a layer specification."""
+    ACTIONS: ClassVar[tuple[str, str, str]]
+    """Names of the last axis of `actions`."""
+    BOTTOM: ClassVar[str]
+    """Symbol of column 0 of `tops`."""
+    BOTTOM_NAME: ClassVar[str]
+    """What that column stands for."""
+    HAS_STATES: ClassVar[bool]
+    """Whether operations have states and stack symbols."""
+
+    @classmethod
+    @abstractmethod
+    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor]) -> StackTrace:
+        """A trace from the actions of a layer: the arguments of the stack's operator."""
 
     @abstractmethod
     def tops(self) -> Tensor:
-        """(B, T, T + 1): the weight of each element to be on top after a step. Column 0 is the bottom, or of a
-        superposition stack the share that is empty; column i + 1 is what step i pushed. Each row sums to 1."""
+        """Attention weights (B, T, T + 1): the weight of each element on top of the stack after each step.
+
+        Column 0 is the bottom (nondeterministic) or the empty share (superposition); column i + 1 is the element
+        pushed at step i. Each row sums to 1.
+        """
 
     @abstractmethod
     def actions(self) -> Tensor:
-        """(B, T, 3): how much of each step was a push, a replace (of a superposition stack: a no-op) and a pop."""
+        """Share of each step (B, T, 3) that is a push, a replace (superposition: a no-op) and a pop."""
 
     @abstractmethod
     def contents(self) -> Tensor:
-        """(B, T, T): how likely what step i pushed is on the stack after step t, on top or below."""
+        """Probability (B, T, T) that the element pushed at step i is anywhere on the stack after step t."""
 
     def heights(self) -> Tensor:
-        """(B, T): the expected number of elements on the stack, not counting the bottom. Exact."""
+        """Exact expected number of elements on the stack (B, T), not counting the bottom."""
         return self.contents().sum(-1)
+
+    def split_tops(self) -> Tensor | None:
+        """`tops` split by state and top symbol, (B, T, T + 1, Q, S); None for stacks without states."""
+        return None
 
     @abstractmethod
     def log_totals(self) -> Tensor:
-        """(B,): the log of the weight of all runs together, beside which that of a single run may be seen."""
+        """Log of the total weight of all runs of the automaton, (B,)."""
 
     @abstractmethod
     def best_runs(self) -> list[AutomatonRun]:
-        """The run of the largest weight of each sequence."""
+        """The run with the largest weight, for each sequence."""
 
     @abstractmethod
     def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
-        """Runs of each sequence, drawn in proportion to their weights."""
+        """`num_samples` runs of each sequence, sampled in proportion to their weights."""
 
 
 @dataclass(frozen=True)
 class SuperpositionTrace(StackTrace):
-    """Of a superposition stack. Its runs are lists of independent actions; popping nothing changes nothing."""
+    """Trace of a superposition stack. A run is a list of independent actions; popping an empty stack has no effect."""
 
     probabilities: Tensor  # (B, T, 3): push, no-op, pop
+
+    KIND: ClassVar[str] = "superposition"
+    ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
+    BOTTOM: ClassVar[str] = "∅"
+    BOTTOM_NAME: ClassVar[str] = "empty"
+    HAS_STATES: ClassVar[bool] = False
+
+    @classmethod
+    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor]) -> SuperpositionTrace:
+        (probabilities,) = actions
+        return cls(name, first, probabilities)
 
     def tops(self) -> Tensor:
         weights = superposition_weights(self.probabilities)  # (B, T, T)
@@ -91,27 +122,34 @@ class SuperpositionTrace(StackTrace):
 
 @dataclass(frozen=True)
 class NondeterministicTrace(StackTrace):
-    """Of a nondeterministic stack."""
+    """Trace of a nondeterministic stack."""
 
     transitions: tuple[Tensor, Tensor, Tensor]  # log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q)
 
+    KIND: ClassVar[str] = "nondeterministic"
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "replace", "pop")
     BOTTOM: ClassVar[str] = "⊥"
+    BOTTOM_NAME: ClassVar[str] = "bottom"
+    HAS_STATES: ClassVar[bool] = True
 
-    def weights(self) -> Tensor:
-        """(B, T, T + 1, Q, S): `tops`, split by the automaton's state and the symbol on top."""
+    @classmethod
+    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor]) -> NondeterministicTrace:
+        push, replace, pop = actions
+        return cls(name, first, (push, replace, pop))
+
+    def split_tops(self) -> Tensor:
         return nondeterministic_weights(*self.transitions)
 
     def tops(self) -> Tensor:
-        return self.weights().sum((-2, -1))
+        return self.split_tops().sum((-2, -1))
 
     def actions(self) -> Tensor:
-        """Of all runs that end with a step, the share whose last move is of each kind."""
+        """Of all runs up to a step, the share whose last transition is of each kind."""
         push, replace, _ = self.transitions
         alpha = self._alpha
         before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
         pushed, replaced = ((log_sum(before + x, (2, 3, 4, 5)) - total).exp() for x in (push, replace))
-        popped = (1 - pushed - replaced).clamp(min=0)  # a pop is weighed by all the ways to push what it takes away
+        popped = (1 - pushed - replaced).clamp(min=0)  # summing pops directly needs the inner weights of their pushes
         return torch.stack([pushed, replaced, popped], dim=-1)
 
     def contents(self) -> Tensor:
@@ -122,7 +160,7 @@ class NondeterministicTrace(StackTrace):
 
     @cached_property
     def _alpha(self) -> Tensor:
-        """(B, T + 1, Q, S): the log of the weight of all runs up to each time, by where they end."""
+        """Log of the total weight of all runs up to each time, by final state and top symbol: (B, T + 1, Q, S)."""
         return log_chart(*self.transitions, log_sum).alpha
 
     def best_runs(self) -> list[AutomatonRun]:
@@ -132,73 +170,103 @@ class NondeterministicTrace(StackTrace):
         return sample_runs(*self.transitions, num_samples, generator=generator)
 
 
-@torch.no_grad()
-def watch_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
-    """Call `model(*inputs)` in evaluation mode, and return what each of its stacks did, each head for itself.
+TRACES: dict[str, type[StackTrace]] = {trace.KIND: trace for trace in (SuperpositionTrace, NondeterministicTrace)}
+"""Trace classes by kind of stack, for the kinds of `stackattn.nn.kinds`."""
 
-    Any model with stack attention layers will do, as will an `LSTMLM` with a stack. A model without stacks gives an
-    empty list. All sequences must be of one length: padding is not cut off.
+
+@torch.no_grad()
+def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
+    """AutomatonRun a model in evaluation mode and trace each of its stacks.
+
+    Args:
+        model:
+            Any model with stack attention layers, or an `LSTMLM` with a stack.
+        inputs:
+            Arguments of `model`. All sequences must have the same length: padding is traced like real tokens.
+
+    Returns:
+        One trace per stack, named as in `stack_names`. Each head of a layer is a stack of its own. Empty for a model
+        without stacks.
+
+    Examples::
+
+        for trace in trace_stacks(model, tokens):   # tokens (B, T)
+            print(trace.name, trace.tops().shape)   # (B, T, T + 1)
     """
     was_training = model.training
     model.eval()
     try:
-        return _watch_lstm(model, *inputs) if isinstance(model, LSTMLM) else _watch_layers(model, *inputs)
+        return _trace_lstm(model, *inputs) if isinstance(model, LSTMLM) else _trace_layers(model, *inputs)
     finally:
         model.train(was_training)
 
 
-def _watch_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, StackAttention)}
+def stack_names(model: nn.Module) -> list[str]:
+    """Names of the stacks of a model, such as `layer 3` or `encoder layer 3, head 1`, in the order of its layers."""
+    if isinstance(model, LSTMLM):
+        return [] if model.stack is None else [LSTM_STACK]
+    return [name for path, layer in _stack_layers(model) for name in _head_names(path, layer)]
+
+
+LSTM_STACK = "LSTM stack"
+
+
+def _stack_layers(model: nn.Module) -> Iterator[tuple[str, StackAttention]]:
+    """Stack attention layers with their paths, in the order of the model's layers."""
+    return ((path, layer) for path, layer in model.named_modules() if isinstance(layer, StackAttention))
+
+
+def _trace_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
+    layers = dict(_stack_layers(model))
     calls: dict[str, tuple[Any, ...]] = {}
 
-    def keep(name: str) -> Any:
-        return lambda _, arguments: calls.update({name: arguments})
+    def keep(path: str) -> Any:
+        return lambda _, arguments: calls.update({path: arguments})
 
-    hooks = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_pre_hook(keep(path)) for path, layer in layers.items()]
     try:
         model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
     traces: list[StackTrace] = []
-    for name, arguments in calls.items():  # in the order in which they are called
-        layer = layers[name]
-        _, actions = layer(*arguments, return_actions=True)
+    for path, layer in layers.items():
+        if path not in calls:
+            continue
+        _, actions = layer(*calls[path], return_actions=True)
         parts = [_exact(x) for x in (actions if isinstance(actions, tuple) else (actions,))]
-        for head in range(layer.heads):
+        for head, name in enumerate(_head_names(path, layer)):
             of_head = [x if layer.heads == 1 else x[:, head] for x in parts]
-            label = _layer_name(name) + (f", head {head + 1}" if layer.heads > 1 else "")
-            traces.append(_trace(layer.kind, label, 0, of_head))
+            traces.append(TRACES[layer.kind].from_actions(name, 0, of_head))
     return traces
 
 
-def _watch_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
-    """Step by step, as the stack's reading is part of the next input. The action of a token is what its hidden state
-    says, also of the last one, whose action the model itself never takes."""
+def _trace_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
+    """Step by step, because the reading of the stack is part of the next input.
+
+    Each hidden state selects an action, also the last one, which the model itself never performs.
+    """
     if model.stack is None or tokens.shape[1] < 2:
         return []
     state, rows = model.initial_state(len(tokens)), []
     for t in range(tokens.shape[1]):
         _, state = model.extend(tokens[:, t : t + 1], state)
         rows.append(model.stack.to_actions(state.hidden))
-    rows = rows[1:]  # BOS is not read
-    logits = _exact(torch.stack(rows, dim=1))  # (B, T, actions)
-    return [_trace(model.stack.kind, "the LSTM's stack", 1, list(model.stack.split_actions(logits)))]
-
-
-def _trace(kind: str, name: str, first: int, actions: list[Tensor]) -> StackTrace:
-    """`actions`: the arguments of the operator."""
-    if kind == "superposition":
-        return SuperpositionTrace(name, first, *actions)
-    return NondeterministicTrace(name, first, (actions[0], actions[1], actions[2]))
+    logits = _exact(torch.stack(rows[1:], dim=1))  # (B, T, actions); BOS is not read
+    return [TRACES[model.stack.kind].from_actions(LSTM_STACK, 1, model.stack.split_actions(logits))]
 
 
 def _exact(x: Tensor) -> Tensor:
     return x.detach().to("cpu", torch.float64)
 
 
+def _head_names(path: str, layer: StackAttention) -> list[str]:
+    name = _layer_name(path)
+    return [name] if layer.heads == 1 else [f"{name}, head {head + 1}" for head in range(layer.heads)]
+
+
 def _layer_name(path: str) -> str:
-    """`stack.layers.2.attention.function` is layer 3; a module that is in no list keeps its path."""
+    """`trunk.layers.2.attention.function` is layer 3; a module outside any list keeps its path."""
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
     part = next((part for part in ("encoder", "decoder") if path.startswith(f"{part}.")), "")
     return f"{part} layer {int(number[1]) + 1}".strip() if number else path
@@ -211,14 +279,14 @@ def _actions_as_run(probabilities: Tensor, actions: Tensor) -> AutomatonRun:
 
 
 class _Action(Operation):
-    """On a superposition stack, which has neither states nor symbols."""
+    """An action on a superposition stack, which has neither states nor symbols."""
 
     def __str__(self) -> str:
         return "no-op" if self.kind == "replace" else self.kind
 
 
 class _ActionRun(AutomatonRun):
-    """A run of a superposition stack: popping nothing changes nothing."""
+    """A run of a superposition stack: popping an empty stack has no effect."""
 
     def stacks(self) -> list[list[tuple[int, int]]]:
         stack, stacks = [(-1, 0)], []

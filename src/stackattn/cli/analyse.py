@@ -1,4 +1,4 @@
-"""See what a trained model does with its stack: figures, runs and one HTML report, of a run or of a folder of runs."""
+"""Show what a trained model does with its stack: print figures and an HTML report, for one run or a folder of runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="folder of a run, or of several (then only the report is written)")
+    parser.add_argument("run", help="folder of a run, or of several runs (then only the report is written)")
     strings = parser.add_mutually_exclusive_group()
     strings.add_argument(
-        "--string", action="append", default=[], metavar="TEXT", help="a string to step through; may be given again"
+        "--string", action="append", default=[], metavar="TEXT", help="string to step through; may be repeated"
     )
     strings.add_argument(
-        "--samples", type=int, metavar="N", help="so many strings of the language (default: the paper's string and 2)"
+        "--samples",
+        type=int,
+        metavar="N",
+        help="number of sampled strings to step through (default: 2, and the paper's string if there is one)",
     )
-    parser.add_argument("--stack", type=int, metavar="N", help="only the model's N-th stack (default: all of them)")
-    parser.add_argument("--seed", type=int, default=0, help="of sampled strings and runs (default: %(default)s)")
-    parser.add_argument("--out", help="folder for what is written (default: analysis in the folder of the run)")
-    parser.add_argument("--no-figures", action="store_true", help="write only the report, no SVG and PNG files")
+    parser.add_argument("--stack", type=int, metavar="N", help="number of the only stack to show (default: all stacks)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of sampled strings and runs (default: %(default)s)")
+    parser.add_argument("--out", metavar="FOLDER", help="output folder (default: RUN/analysis)")
+    parser.add_argument("--no-figures", action="store_true", help="write only the report, without SVG and PNG files")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         from rich.console import Console
         from rich.markup import escape
 
-        from ..analysis.drawings import draw_strings, remove_drawings
+        from ..analysis.drawings import draw_strings, remove_stale_drawings
         from ..analysis.report import write_report
         from ..analysis.study import study
         from ..training import RunError
@@ -54,18 +57,18 @@ def run(args: argparse.Namespace) -> int:
                     samples=args.samples,
                     seed=args.seed,
                     stack=args.stack,
-                    report=lambda text: status.update(escape(text)),
+                    progress=lambda text: status.update(escape(text)),
                 )
                 drawn: list[Path] = []
-                trouble = ""
-                remove_drawings(out)
+                no_figures = ""
                 if found.single and found.best and not args.no_figures:
                     status.update("drawing")
                     try:
-                        drawn = draw_strings(found.best[0], out, seed=args.seed)
+                        drawn = draw_strings(found.best[0], out)
                     except ModuleNotFoundError as error:
-                        trouble = f"no figures: {error}"
+                        no_figures = f"no figures: {error}"
                 path = write_report(found, out / "report.html", command(args))
+                remove_stale_drawings(out, keep=drawn)
         except (ValueError, RunError, OSError) as error:
             print(f"stackattn analyse: {error}", file=sys.stderr)
             return 2
@@ -74,15 +77,17 @@ def run(args: argparse.Namespace) -> int:
         return 130
     show(found)
     if drawn:
-        print(f"{len(drawn)} figures and lists of runs in {out}")
-    if trouble:
-        print(trouble, file=sys.stderr)
+        print(f"{len(drawn)} figures and listings in {out}")
+    if no_figures:
+        print(no_figures, file=sys.stderr)
     print(f"report: {path}")
-    return 0
+    for name, reason in found.damaged.items():
+        print(f"stackattn analyse: skipped run {name}: {reason}", file=sys.stderr)
+    return 1 if found.damaged else 0
 
 
 def command(args: argparse.Namespace) -> str:
-    """What was asked for, to be asked again."""
+    """The command line that makes the same report."""
     words = ["stackattn analyse", shlex.quote(args.run)]
     words += [f"--string={shlex.quote(text)}" for text in args.string]
     for name in ("samples", "stack", "out"):
@@ -93,7 +98,7 @@ def command(args: argparse.Namespace) -> str:
 
 
 def show(study: Study) -> None:
-    """For each task a table of its runs, with a line for each stack, and what stacks that know nothing would score."""
+    """Print a table of runs for each task, with one line per stack, and the scores of the baselines."""
     from rich.console import Console
     from rich.table import Table
 
@@ -116,22 +121,22 @@ def show(study: Study) -> None:
                 found = [agreements.get(name) for agreements in (studied.agreement, studied.derivation)]
                 shares = [percent(one.share if one else None) for one in found]
                 table.add_row(run.name, run.label, name, difference, *shares)
-        for of, name, real, derived in study.baselines():
-            if of == task:
+        for baseline_task, name, real, derived in study.baselines():
+            if baseline_task == task:
                 table.add_row(f"({name})", "", "", "", percent(real), percent(derived))
         Console(highlight=False).print(table, "", markup=False)
     if study.baselines():
-        print("In brackets: what stacks would score that know nothing of the language.")
-    explain("difference", "nats per symbol above what the language itself pays, on validation strings")
+        print("In brackets: baselines, stacks that know nothing about the language.")
+    explain("difference", "cross-entropy minus that of the language itself, in nats per symbol, on validation strings")
     if any(studied.agreement for studied in study.runs):
         explain("real top", f"{REAL_TOP}; over {BATCHES * BATCH_SIZE} strings. {study.without_real_stack}")
     elif study.without_real_stack:
         explain("real top", study.without_real_stack)
     if any(studied.derivation for studied in study.runs):
-        what = "share of steps at which the best run has on top what the string's derivation says"
+        what = "share of steps at which the best run agrees with the string's derivation about the top of the stack"
         explain("best run", f"{what}; over {DERIVED_STRINGS} strings")
-    if study.left_out:
-        print(textwrap.fill(study.left_out, 100))
+    if study.omitted:
+        print(textwrap.fill(study.omitted, 100))
 
 
 def explain(column: str, meaning: str) -> None:

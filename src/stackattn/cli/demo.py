@@ -178,8 +178,8 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     """Both learning curves, and where the trained stack looks on one string."""
     import torch
 
-    from ..analysis import watch_stacks
-    from ..analysis.demo import demo_picture
+    from ..analysis import trace_stacks
+    from ..analysis.demo import demo_figure
     from ..languages import evaluation_set
     from ..models.saving import load
     from ..training import TrainingRun
@@ -189,14 +189,14 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     # of a few strings the one with most changes of symbol: it is the easiest to follow
     strings = evaluation_set(language, 0, (length, length), 10).strings
     string = max(strings, key=lambda string: int((string[1:] != string[:-1]).sum()))
-    (trace,) = watch_stacks(load(out / "tf-nd/best"), torch.tensor([[len(language.symbols), *string]]))
+    (trace,) = trace_stacks(load(out / "tf-nd/best"), torch.tensor([[len(language.symbols), *string]]))
     tokens = ["BOS", *(language.symbols[i] for i in string)]
     curves = {
         label: [(values["epoch"], values["cross_entropy_difference"]) for values in TrainingRun(out / name).metrics()]
         for name, label in MODELS.items()
     }
     try:
-        path = demo_picture(curves, trace.tops()[0], tokens, out / "demo.png", language=config.language.name)
+        path = demo_figure(curves, trace.tops()[0], tokens, out / "demo.png", language=config.language.name)
     except ModuleNotFoundError as error:
         console.print(f"No picture: {error}", markup=False)
         return

@@ -20,6 +20,8 @@ class StackKind:
     """Attention layer. Its attribute `kind` is the name in the layer notation."""
     sizes: tuple[str, ...]
     """Sizes in the order of the layer notation. They are also the names of the layer's arguments."""
+    abbreviation: str
+    """Short name in labels of models, such as `Tf+Nd`."""
     published_push_activation: str
     """Function that the published code applies to pushed vectors."""
 
@@ -36,10 +38,11 @@ class StackKind:
 STACK_KINDS: dict[str, StackKind] = {
     kind.name: kind
     for kind in (
-        StackKind(SuperpositionStackAttention, ("stack_embedding_size",), published_push_activation="identity"),
+        StackKind(SuperpositionStackAttention, ("stack_embedding_size",), "Sup", published_push_activation="identity"),
         StackKind(
             NondeterministicStackAttention,
             ("num_states", "num_symbols", "stack_embedding_size"),
+            "Nd",
             published_push_activation="exp",
         ),
     )

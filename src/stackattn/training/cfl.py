@@ -155,7 +155,7 @@ def by_length(data: Dataset) -> dict[int, Tensor]:
 def evaluate_by_length(
     model: nn.Module,
     options: LanguageOptions,
-    lengths: tuple[int, int] = (40, 100),
+    lengths: tuple[int, int] | None = None,
     per_length: int = 100,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -164,9 +164,12 @@ def evaluate_by_length(
     `difference` is the published convention: the bound of each length takes the length as given, while the model has to
     pay for it, so that a perfect model of the training distribution does not reach 0. `difference_from_floor`, for
     lengths seen in training, takes off what such a model pays: ln(number of training lengths) / (length + 1).
+
+    `lengths` is the range of test lengths (default: the training lengths, extended by a quarter).
     """
     model.eval()
     made = options.make()
+    lengths = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
     test = evaluation_set(made, seed, lengths, per_length)
     bounds = test.lower_bounds_by_length()
     trained = len(made.valid_lengths(*options.lengths))
@@ -196,9 +199,8 @@ def evaluate_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """`evaluate_by_length` of the best model of a run: on its lengths and a quarter more, if they are not given."""
+    """`evaluate_by_length` for the best model of a run."""
     options = config_of(CFLConfig, folder).language
-    chosen = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
     model = load(model_folder(folder)).to(find_device(device))
-    found = evaluate_by_length(model, options, chosen, per_length, seed)
+    found = evaluate_by_length(model, options, lengths, per_length, seed)
     return {"model": TrainingRun(folder).model_checksum(), **found}

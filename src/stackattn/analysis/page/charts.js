@@ -1,4 +1,4 @@
-// Small helpers that make elements and SVG figures. Text only ever becomes text nodes.
+// Helpers that create elements and SVG charts. Text is only ever inserted as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -32,7 +32,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-// Models keep their look wherever they appear: colour and width are by the kind of stack, the dash by the controller.
+// Each model has the same look in all charts: colour and width by kind of stack, dashes by controller.
 function lookOf(label) {
   const [stroke, width] = label.endsWith("Nd")
     ? ["var(--accent)", 2.6]
@@ -42,7 +42,7 @@ function lookOf(label) {
   return { stroke, "stroke-width": width, "stroke-dasharray": label.startsWith("LSTM") ? "6 4" : "none" };
 }
 
-// Labels at the ends of lines, moved apart where they would overlap: [{x, y, label, colour}, ...]
+// Labels at the ends of lines, moved apart where they would overlap. ends: [{x, y, label, colour}, ...]
 function endLabels(svg, ends, lowest) {
   const height = 13;
   ends.sort((a, b) => a.y - b.y);
@@ -56,12 +56,12 @@ function endLabels(svg, ends, lowest) {
     svg.append(draw("text", { x: x + 6, y: y + 4, style: `fill: ${colour}` }, label));
 }
 
-// series: [{name, label, look, points: [[x, y], ...], reference}]; a look is a set of SVG attributes, a label says more
-// than a name. Few lines are named at their ends, many lines and those for reference in a legend.
+// series: [{name, label, look, points: [[x, y], ...], reference}]; a look is a set of SVG attributes, and a label is a
+// longer name. Up to 8 lines are labelled at their ends; more lines, and reference lines, have a legend.
 function lineChart(title, series, { xName, yName, zero = true, marker = null }) {
   const named = series.length <= 8 ? series.filter((one) => !one.reference) : [];
   const longest = Math.max(0, ...named.map((one) => one.name.length));
-  const width = Math.min(480, document.querySelector("main").clientWidth), // a drawing that is shrunk has tiny letters
+  const width = Math.min(480, document.querySelector("main").clientWidth), // a chart that is scaled down has tiny letters
     height = 270,
     left = 54,
     right = 12 + 8 * longest,

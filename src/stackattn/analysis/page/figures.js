@@ -1,7 +1,7 @@
-// The figures of one string. Each returns a function that moves its mark to a step. Labels stay where they are when a
-// figure is scrolled in its box, so they are drawings of their own.
+// Figures of one string. Each function returns a function that moves the figure's marker to a step. Labels are separate
+// drawings, so that they stay in place when a figure is scrolled.
 
-const LETTER = 7.3; // width of a character of a label, at its size of 12
+const LETTER = 7.3; // width of a character at font size 12
 
 function sheet(kind, width, height, attributes = {}) {
   return draw("svg", { class: kind, width, height, viewBox: `0 0 ${width} ${height}`, ...attributes });
@@ -10,7 +10,7 @@ function sheet(kind, width, height, attributes = {}) {
 const short = (token) => (token.length > 10 ? `${token.slice(0, 9)}…` : token);
 const roomFor = (tokens) => Math.max(...tokens.map((token) => short(token).length)) * LETTER;
 
-// The heads of columns: upright where they fit, else turned.
+// Column headings: horizontal where they fit, otherwise rotated.
 const fits = (token, cell) => token.length * LETTER <= cell + 1;
 
 function headHeight(tokens, cell) {
@@ -33,18 +33,18 @@ function timeline(box, text, trace, go) {
     cell = Math.max(18, Math.min(30, Math.floor(1000 / n)));
   const left = 66,
     heightRow = 74,
-    lostRow = 48,
+    divergenceRow = 48,
     gap = 24;
   const actionsTop = headHeight(text.tokens, cell),
     actionsBottom = actionsTop + 3 * cell;
   const heightsTop = actionsBottom + gap,
-    lostTop = heightsTop + heightRow + gap;
+    divergenceTop = heightsTop + heightRow + gap;
   const width = n * cell + 4,
-    height = lostTop + lostRow + 6;
+    height = divergenceTop + divergenceRow + 6;
   const labels = sheet("stays-left", left, height, { "aria-hidden": "true" });
   const plot = sheet("plot clickable", width, height, {
     role: "img",
-    "aria-label": "Actions, expected height and nats lost at each step",
+    "aria-label": "Actions, expected height and KL divergence at each step",
   });
   const mark = draw("rect", {
     y: 2,
@@ -101,15 +101,15 @@ function timeline(box, text, trace, go) {
       "stroke-linejoin": "round",
     }),
   );
-  const most = Math.max(0.05, ...text.lost.map((x) => x ?? 0));
-  axis(lostTop, lostRow, most, "nats lost", 2);
-  text.lost.forEach((value, t) => {
+  const most = Math.max(0.05, ...text.divergence.map((x) => x ?? 0));
+  axis(divergenceTop, divergenceRow, most, "KL, nats", 2);
+  text.divergence.forEach((value, t) => {
     if (value === null) return;
-    const size = Math.max(0, (lostRow * value) / most);
+    const size = Math.max(0, (divergenceRow * value) / most);
     plot.append(
       draw(
         "rect",
-        { x: t * cell + 4, y: lostTop + lostRow - size, width: cell - 8, height: size, fill: "var(--second)" },
+        { x: t * cell + 4, y: divergenceTop + divergenceRow - size, width: cell - 8, height: size, fill: "var(--second)" },
         draw("title", {}, `${value.toFixed(3)} nats`),
       ),
     );
@@ -218,7 +218,7 @@ function attentionMap(box, text, rows, bottom, withoutBottom, go) {
   };
 }
 
-// What the shades mean: the square root lifts small weights out of the paper.
+// Legend of the shades. The square root makes small weights visible.
 function scale() {
   const svg = draw("svg", { width: 210, height: 30, role: "img", "aria-label": "Scale of the weights" });
   [0, 0.1, 0.25, 0.5, 1].forEach((weight, i) => {
@@ -238,7 +238,7 @@ function scale() {
   return svg;
 }
 
-// Scroll the box, not the page, until what is at this position of the plot is not hidden, nor under labels.
+// Scroll the box, not the page, until the given position of the plot is visible and not covered by labels.
 function keepInView(box, side, position, size, labels) {
   const room = (side === "Left" ? box.clientWidth : box.clientHeight) - labels,
     at = box[`scroll${side}`];

@@ -1,4 +1,4 @@
-// The page: figures at a glance, curves, results by length, the table of runs; and the stepper.
+// Fills the page: key figures, learning curves, results by length, the table of runs and the stepper.
 
 const data = JSON.parse(byId("data").textContent);
 const reference = (name, dash, points) => ({
@@ -35,11 +35,11 @@ for (const language of languages) {
   }
   const tested = runs.filter((run) => run.test);
   if (tested.length) {
-    // the entropy is an estimate: best that of the most strings
+    // the entropy is an estimate: take the one from the most strings
     const tests = tested.map((run) => run.test).sort((a, b) => b.strings - a.strings);
     const { entropy, perfect, strings, longest } = tests[0];
     const series = [
-      reference(`the language’s entropy (estimate on ${strings} strings of each length)`, "none", entropy),
+      reference(`entropy of the language (estimated on ${strings} strings per length)`, "none", entropy),
       reference("perfect", "2 3", perfect),
       ...tested.map((run) => ({
         name: run.label,
@@ -55,7 +55,7 @@ for (const language of languages) {
 }
 byId("results").classList.toggle("single", languages.length === 1);
 if (!byId("curve-charts").children.length)
-  byId("curve-charts").append(make("p", { class: "quiet" }, "No evaluation was made yet."));
+  byId("curve-charts").append(make("p", { class: "quiet" }, "No evaluations yet."));
 
 const columns = data.columns
   .map(([name, kind], i) => ({ name, kind, i }))

@@ -1,4 +1,4 @@
-// The stepper: one string of one run, symbol by symbol. Step 0 reads BOS. Column 0 of the weights is the bottom.
+// The stepper shows one string of one run, symbol by symbol. Step 0 reads BOS. Column 0 of the weights is the bottom.
 
 class Stepper {
   constructor(runs) {
@@ -23,7 +23,7 @@ class Stepper {
     return this.text.tokens.length - 1;
   }
   get bottom() {
-    return this.trace.kind === "superposition" ? "∅" : "⊥";
+    return this.trace.bottom;
   }
 
   choices() {
@@ -109,10 +109,10 @@ class Stepper {
     this.update();
   }
 
-  // What changes with the string or the stack.
+  // Redraw everything for a new string or stack.
   show() {
     const { tokens } = this.text;
-    this.step = this.trace.heights.indexOf(Math.max(...this.trace.heights)); // there is most to be seen
+    this.step = this.trace.heights.indexOf(Math.max(...this.trace.heights)); // the step with the most to see
     this.chosen = 0;
     byId("slider").max = this.last;
     byId("tape").replaceChildren(
@@ -143,7 +143,7 @@ class Stepper {
     this.update();
   }
 
-  // What changes with the step.
+  // Update everything that depends on the step.
   update() {
     const { step, text, trace } = this;
     const token = text.tokens[step];
@@ -155,9 +155,9 @@ class Stepper {
     const real =
       text.real === null
         ? ""
-        : `; a real stack has ${text.real[step] < 0 ? "nothing" : this.element(text.real[step] + 1)}`;
+        : `; top of a real stack: ${text.real[step] < 0 ? "empty" : this.element(text.real[step] + 1)}`;
     byId("status").textContent =
-      `Step ${step} of ${this.last}: reads ${token}. Most weight on top: ${this.element(most)} (${(row[most] / 1000).toFixed(2)})${real}.`;
+      `Step ${step} of ${this.last}: reads ${token}. Most weight: ${this.element(most)} (${(row[most] / 1000).toFixed(2)})${real}.`;
     [...byId("tape").children].forEach((cell, t) => (cell.className = t === step ? "now" : t < step ? "past" : ""));
     const [tape, cell] = [byId("tape"), byId("tape").children[step]];
     tape.scrollLeft = cell.offsetLeft - tape.offsetLeft - tape.clientWidth / 2;
@@ -184,17 +184,17 @@ class Stepper {
     byId("actions").replaceChildren(...bars);
     byId("height").textContent = actions
       ? `Expected height ${this.trace.heights[this.step].toFixed(2)}`
-      : "This model does not read BOS: the stack is as it was made.";
+      : "This model does not read BOS: the stack is in its initial state.";
   }
 
   showSoft(row) {
-    const there = this.trace.contents[this.step];
+    const contents = this.trace.contents[this.step];
     const real = this.text.real === null ? null : this.text.real[this.step];
     const bars = [];
     let hidden = 0;
     for (let t = this.step; t >= 0; t--) {
       const top = row[t + 1] ?? 0,
-        any = Math.max(top, there[t] ?? 0);
+        any = Math.max(top, contents[t] ?? 0);
       if (any < 20 && t !== real) {
         hidden += any > 0;
         continue;
@@ -202,7 +202,7 @@ class Stepper {
       bars.push(this.softBar(this.text.tokens[t], t, top, any, t === real));
     }
     bars.push(this.softBar(this.bottom, null, row[0] ?? 0, row[0] ?? 0, real === -1));
-    if (hidden) bars.push(make("p", { class: "quiet", role: "listitem" }, `and ${hidden} of less than 0.02`));
+    if (hidden) bars.push(make("p", { class: "quiet", role: "listitem" }, `and ${hidden} more below 0.02`));
     byId("soft").replaceChildren(...bars);
   }
 
@@ -211,7 +211,7 @@ class Stepper {
       "span",
       { class: "token" },
       token,
-      make("small", {}, step === null ? (this.bottom === "∅" ? "empty" : "bottom") : String(step)),
+      make("small", {}, step === null ? this.trace.bottomName : String(step)),
     );
     const made = bar(
       label,
@@ -224,12 +224,12 @@ class Stepper {
     made.setAttribute("role", "listitem");
     if (real) {
       made.classList.add("real");
-      made.title = "what a real stack has on top";
+      made.title = "top of a real stack";
     }
     return made;
   }
 
-  // The stack of the chosen run after the current step, bottom first: [token or -1, symbol].
+  // Stack of a run of the automaton after a step, bottom first: [index of the token or -1, symbol].
   stackOf(run, step) {
     const stack = [[-1, 0]];
     for (let t = 0; t <= step; t++) {
@@ -237,7 +237,7 @@ class Stepper {
       const [kind, , symbol] = run.steps[t];
       if (kind === 0) stack.push([t, symbol]);
       else if (kind === 1) stack[stack.length - 1] = [stack[stack.length - 1][0], symbol];
-      else if (stack.length > 1) stack.pop(); // a superposition stack may be popped when it is empty
+      else if (stack.length > 1) stack.pop(); // popping an empty superposition stack has no effect
     }
     return stack;
   }
@@ -246,7 +246,7 @@ class Stepper {
     if (!run.steps[t]) return "not read";
     const [kind, state, symbol] = run.steps[t];
     const name = this.trace.actionNames[kind];
-    if (this.trace.kind === "superposition") return name;
+    if (!this.trace.hasStates) return name;
     return kind === 2 ? `${name} → q${state}` : `${name} ${symbol} → q${state}`;
   }
 
@@ -258,7 +258,7 @@ class Stepper {
         .reverse()
         .map(([t, symbol]) => {
           const name = t < 0 ? this.bottom : this.text.tokens[t];
-          const note = [t < 0 ? "" : `step ${t}`, this.trace.kind === "superposition" ? "" : `symbol ${symbol}`]
+          const note = [t < 0 ? "" : `step ${t}`, this.trace.hasStates ? `symbol ${symbol}` : ""]
             .filter(Boolean)
             .join(", ");
           return make(
@@ -287,11 +287,11 @@ class Stepper {
       );
     });
     const notes = [];
-    if (!truth) notes.push("No string of the language begins like this.");
-    else if (!this.text.belongs) notes.push(`The string as a whole is not in the language.${this.text.foreign}`);
-    if (truth && this.text.unusual) {
+    if (!truth) notes.push("No string of the language starts like this.");
+    else if (!this.text.inLanguage) notes.push(`The complete string is not in the language.${this.text.whyExcluded}`);
+    if (truth && !this.text.seenLength) {
       const [from, to] = this.text.lengths;
-      notes.push(`Training had no strings of this length: the language’s side is that of ${from} to ${to} symbols.`);
+      notes.push(`Training had no strings of this length. “Language” is for lengths from ${from} to ${to}.`);
     }
     byId("next").replaceChildren(...bars);
     byId("next-notes").replaceChildren(...notes.map((note) => make("p", { class: "quiet" }, note)));
@@ -331,8 +331,8 @@ class Stepper {
       map === "contents",
       (t) => this.stop() || this.go(t),
     );
-    const rings = this.text.real === null || map === "contents" ? "" : " Rings: what a real stack has on top.";
-    byId("map-caption").replaceChildren(scale(), `Rows: steps; columns: tokens in the order they were read.${rings}`);
+    const rings = this.text.real === null || map === "contents" ? "" : " Rings: the top of a real stack.";
+    byId("map-caption").replaceChildren(scale(), `Rows are steps; columns are tokens in reading order.${rings}`);
   }
 }
 
@@ -342,10 +342,10 @@ function beginning(string) {
 }
 
 function share(value) {
-  return value >= 0.001 ? percent(value) : value === 0 ? "0 %" : `${value.toExponential(0)} of all`;
+  return value >= 0.001 ? percent(value) : value === 0 ? "0 %" : `share ${value.toExponential(0)}`;
 }
 
-// fills: [[thousandths, class], ...]; with a second value the bars stand above each other
+// fills: [[thousandths, class], ...]; with a second value, two bars are drawn one above the other
 function bar(label, fills, value, second) {
   const track = make("div", { class: "track" });
   for (const [size, kind] of fills)

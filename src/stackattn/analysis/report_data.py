@@ -1,0 +1,243 @@
+"""The data of the HTML report: a study as lists and dictionaries for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..ops import AutomatonRun
+from .quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+from .real_stack import REAL_TOP
+from .strings import TracedStack, TracedString
+from .study import StudiedRun, Study
+from .traces import StackTrace
+
+LONGEST_SPLIT = 128  # symbols; maps of single states and symbols of longer strings would make the page too large
+COLUMNS = {  # of the table of runs, with their CSS classes
+    "run": "",
+    "model": "",
+    "difference": "number",
+    "real top": "number",
+    "best run": "number",
+    "state": "",
+    "language": "",
+    "lengths": "number",
+    "layers": "",
+    "parameters": "number",
+    "learning rate": "number",
+    "epoch": "number",
+    "minutes": "number",
+}
+
+
+def page_data(study: Study, command: str = "") -> dict[str, Any]:
+    """Everything that the page shows."""
+    runs = [_run_data(studied, study) for studied in study.runs]
+    first = study.runs[0]
+    if study.single:
+        title = f"{first.run.label} on {first.run.config.language.name.replace('-', ' ')}"
+        shortest, longest = first.run.config.language.lengths
+        lede = f"Run {first.run.name}, trained on strings of {shortest} to {longest} symbols."
+        tiles = _tiles(first)
+    else:
+        title = f"{len(runs)} runs in {study.folder.resolve().name}"
+        lede = f"You can step through the best run of each model that has a stack. {study.omitted}".strip()
+        tiles = _sweep_tiles(study)
+    if study.damaged:
+        lede += f" Runs that could not be read: {', '.join(study.damaged)}."
+    return {
+        "title": title,
+        "lede": lede,
+        "tiles": tiles,
+        "columns": list(COLUMNS.items()),
+        "baselines": [
+            {"language": task, "row": _baseline_row(task, name, shares)} for task, name, *shares in study.baselines()
+        ],
+        "tableNote": "Difference: cross-entropy minus that of the language’s own distribution on the same validation "
+        f"strings, in nats per symbol, at the best epoch. Real top: {REAL_TOP}; over {BATCHES * BATCH_SIZE} strings "
+        f"with training lengths. {study.without_real_stack} Best run: share of steps, over {DERIVED_STRINGS} strings, "
+        "at which the run of the automaton with the largest weight agrees with the most probable derivation about the "
+        "top of the stack. A model with several stacks has one value per stack. All runs on a language are compared on "
+        "the same strings. So are the two baselines, which know nothing about the language: one pushes every symbol "
+        "and never pops, the other stays empty.",
+        "made": f"Made by stackattn {__version__}"
+        + (f": {command}" if command else f", seed {study.seed}, from {study.folder}"),
+        "runs": runs,
+    }
+
+
+def _baseline_row(task: str, name: str, shares: Sequence[float | None]) -> list[str]:
+    real, derived = ("" if share is None else f"{share:.1%}" for share in shares)
+    return _row({"run": f"a stack that {name}", "language": task, "real top": real, "best run": derived})
+
+
+def _row(values: dict[str, str]) -> list[str]:
+    return [values.get(column, "") for column in COLUMNS]
+
+
+def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
+    run, best = studied.run, studied.run.best
+    finite = [row for row in run.metrics if math.isfinite(row["cross_entropy_difference"])]
+    language = run.config.language
+    values = {
+        "run": run.name,
+        "model": run.label,
+        "real top": ", ".join(f"{found.share:.1%}" for found in studied.agreement.values()),
+        "best run": ", ".join(f"{found.share:.1%}" for found in studied.derivation.values()),
+        "language": language.name,
+        "lengths": "–".join(map(str, language.lengths)),
+        "layers": run.layers,
+        "parameters": "" if studied.parameters is None else f"{studied.parameters:,}",
+        "learning rate": f"{run.config.training.learning_rate:.2g}",
+        "minutes": f"{run.metrics[-1]['seconds'] / 60:.1f}" if run.metrics else "",
+        "state": ", ".join(filter(None, [run.state, run.without_model])),
+    }
+    if best is not None:
+        values |= {"difference": f"{best['cross_entropy_difference']:.4f}", "epoch": str(best["epoch"])}
+    task = study.task_name(run)
+    return {
+        "name": run.name,
+        "label": run.label,
+        "language": task,
+        "symbols": [*run.language.symbols, "end"] if studied.strings else [],
+        "best": not study.single and run is study.best_on(task),
+        "row": _row(values),
+        "curve": [[row["epoch"], round(row["cross_entropy_difference"], 5)] for row in finite],
+        "test": _test_data(studied),
+        "strings": [_string_data(string, split=study.full) for string in studied.strings],
+    }
+
+
+def _test_data(studied: StudiedRun) -> dict[str, Any] | None:
+    if studied.test is None:
+        return None
+    rows = studied.test["lengths"]
+    seen = [row for row in rows if row["difference_from_floor"] is not None]
+    return {
+        "model": [[row["length"], round(row["cross_entropy"], 5)] for row in rows],
+        "entropy": [[row["length"], round(row["lower_bound"], 5)] for row in rows],
+        "perfect": [[row["length"], round(row["cross_entropy"] - row["difference_from_floor"], 5)] for row in seen],
+        "longest": studied.run.config.language.lengths[1],
+        "strings": studied.test["per_length"],
+    }
+
+
+def _tiles(studied: StudiedRun) -> list[list[str]]:
+    """The key figures at the top of the page: name, value and a note each."""
+    run, tiles = studied.run, []
+    if best := run.best:
+        difference = f"{best['cross_entropy_difference']:.4f}"
+        tiles.append(["Nats per symbol above the language", difference, f"validation, epoch {best['epoch']}"])
+    for title, agreements in (
+        ("Most weight is on a real stack’s top", studied.agreement),
+        ("The best run agrees with the derivation", studied.derivation),
+    ):
+        for name, found in agreements.items():
+            baselines = ", ".join(f"{what}: {share:.1%}" for what, share in found.baselines.items())
+            note = f"of {found.steps:,} steps, {name}; a stack that {baselines}"
+            tiles.append([title, f"{found.share:.1%}", note])
+    if studied.parameters is not None:
+        tiles.append(["Parameters", f"{studied.parameters:,}", run.layers])
+    if run.metrics:
+        tiles.append(["Minutes of training", f"{run.metrics[-1]['seconds'] / 60:.1f}", run.state])
+    return tiles
+
+
+def _sweep_tiles(study: Study) -> list[list[str]]:
+    finished = sum(studied.run.state != "not finished" for studied in study.runs)
+    tiles = [["Runs", str(len(study.runs)), f"{finished} finished"]]
+    for task in dict.fromkeys(study.task_name(studied.run) for studied in study.runs):
+        run = study.best_on(task)
+        if run is not None and run.best is not None:
+            difference = f"{run.best['cross_entropy_difference']:.4f}"
+            tiles.append([f"Best on {task.replace('-', ' ')}", difference, f"{run.label}, nats above the language"])
+    return tiles
+
+
+def _string_data(traced: TracedString, *, split: bool) -> dict[str, Any]:
+    """A string for the stepper. Probabilities are in thousandths, to keep the page small."""
+    rows = enumerate(traced.truth)
+    return {
+        "tokens": traced.tokens,
+        "source": traced.string.source,
+        "lengths": list(traced.lengths),
+        "seenLength": traced.seen_length,
+        "inLanguage": traced.in_language,
+        "whyExcluded": traced.why_excluded,
+        "model": _thousandths(traced.log_probs.exp()),
+        "truth": [None if row is None else _thousandths(row) for row in traced.truth],
+        "divergence": [None if row is None else _divergence(row, traced.log_probs[t]) for t, row in rows],
+        # indices of tokens, where BOS is 0
+        "real": None if traced.real is None else [-1, *(top + 1 if top >= 0 else -1 for top in traced.real)],
+        "stacks": [_stack_data(stack, split and len(traced.tokens) - 1 <= LONGEST_SPLIT) for stack in traced.stacks],
+    }
+
+
+def _divergence(truth: np.ndarray, log_model: Tensor) -> float:
+    """Kullback-Leibler divergence of the model's next-symbol distribution from the true one, in nats."""
+    positive = truth > 0
+    return round(float((truth[positive] * (np.log(truth[positive]) - log_model.numpy()[positive])).sum()), 4)
+
+
+def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
+    trace, first = stack.trace, stack.trace.first
+    contents = trace.contents()[0]
+    found: dict[str, Any] = {
+        "name": trace.name,
+        "kind": trace.KIND,
+        "bottom": trace.BOTTOM,
+        "bottomName": trace.BOTTOM_NAME,
+        "hasStates": trace.HAS_STATES,
+        "actionNames": list(trace.ACTIONS),
+        "actions": [None] * first + _thousandths(trace.actions()[0]),
+        "tops": _with_unread(trace.tops()[0], first),
+        "contents": [[0] * first] * first + _rows(contents, first),
+        "heights": [0.0] * first + [round(x, 3) for x in contents.sum(-1).tolist()],
+        "runs": [_automaton_run_data(name, run, trace) for name, run in stack.runs],
+    }
+    weights = trace.split_tops() if split else None  # (1, T, T + 1, Q, S)
+    if weights is not None:
+        found["split"] = [
+            {"state": q, "symbol": s, "tops": _with_unread(weights[0, :, :, q, s], first, int(q == s == 0))}
+            for q in range(weights.shape[3])
+            for s in range(weights.shape[4])
+        ]
+    return found
+
+
+def _automaton_run_data(name: str, run: AutomatonRun, trace: StackTrace) -> dict[str, Any]:
+    """Each step as [index of its action, state, symbol or -1]; None where nothing is read."""
+    kinds = ("push", "replace", "pop")
+    steps = [
+        [kinds.index(step.kind), step.state, -1 if step.symbol is None else step.symbol] for step in run.operations
+    ]
+    share = float(np.exp(run.log_weight - trace.log_totals()[0].item()))
+    return {"name": name, "share": float(f"{share:.3g}"), "steps": [None] * trace.first + steps}
+
+
+def _with_unread(tops: Tensor, first: int, bottom: int = 1) -> list[list[int]]:
+    """Weights by token. If BOS is not read, it leaves the bottom on top and its column is 0."""
+    if first:
+        tops = torch.cat([tops[:, :1], torch.zeros_like(tops[:, :1]), tops[:, 1:]], dim=1)
+    return [[1000 * bottom]] * first + _rows(tops, 0, 1 + first)
+
+
+def _rows(x: Tensor, first: int, extra: int = 0) -> list[list[int]]:
+    """Rows of a lower triangle with `extra` more columns, in thousandths, without trailing zeros."""
+    found = []
+    for t, row in enumerate(_thousandths(x)):
+        row = [0] * first + row[: t + 1 + extra]
+        while row and row[-1] == 0:
+            row.pop()
+        found.append(row)
+    return found
+
+
+def _thousandths(x: Tensor | np.ndarray) -> Any:
+    return (torch.as_tensor(x) * 1000).round().long().tolist()
