@@ -145,7 +145,7 @@ def test_only_what_was_measured_on_the_run_s_own_corpus_is_its_test(config, data
     assert main(["lm", "prepare-ptb", str(tmp_path / "part.mrg"), str(data), "--split", "80/10/10"]) == 0
     capsys.readouterr()
     assert main(["lm", "evaluate", str(run)]) == 2
-    assert "data has another corpus: expected " in capsys.readouterr().err
+    assert "data contains another corpus: expected the fingerprint " in capsys.readouterr().err
     assert main(["lm", "evaluate", str(run), "--data", str(data)]) == 0
     assert "perplexity" in (printed := capsys.readouterr().out)
     assert f"not the corpus of the run, so not written to {run / 'test.json'}" in printed
@@ -153,6 +153,24 @@ def test_only_what_was_measured_on_the_run_s_own_corpus_is_its_test(config, data
     assert main(["lm", "evaluate", str(run), "--data", str(tmp_path / "moved")]) == 0
     assert f"written to {run / 'test.json'}" in capsys.readouterr().out
     assert json.loads((run / "test.json").read_text())["sentences"] == 4
+
+
+def test_a_changed_corpus_is_neither_trained_on_nor_evaluated(config, data, tmp_path, capsys):
+    """report.json still has the fingerprint of the run, but the text is another."""
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--minutes", "0"]) == 0
+    for split, lines in (("train", 32), ("test", 4)):
+        path = data / f"{split}.txt"
+        whole = path.read_bytes()
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[: lines // 3]))
+        command = ["evaluate", run] if split == "test" else ["train", str(config), "--out", run, "--resume"]
+        capsys.readouterr()
+        assert main(["lm", *command]) == 2
+        error = capsys.readouterr().err
+        assert f"{path}: expected {lines} lines, " in error
+        assert f" found {lines // 3} lines, " in error
+        path.write_bytes(whole)
+        assert main(["lm", *command]) == 0
 
 
 def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, monkeypatch):
@@ -164,7 +182,7 @@ def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, 
     assert main(command) == 1
     printed = capsys.readouterr()
     assert "-39,591" in printed.out  # of 39,831 there are 20 * 3 * 4
-    assert "these are not the data of the paper" in printed.err
+    assert "this is not the paper's data" in printed.err
     found = {"training sentences": 240, "training tokens": 1140, "types": 11, "classes of unknown words": 0}
     found |= {"sentences of section 24": 12, "test sentences": 12}
     monkeypatch.setattr(penn_treebank, "EXPECTED", found)
@@ -224,16 +242,25 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["prepare-ptb", "PART", "OUT"], "one file has no sections; say how to divide it: --split 80/10/10"),
-        (["prepare-ptb", "PART", "OUT", "--split", "80/20"], "expected 3 positive shares such as 80/10/10, got 80/20"),
-        (["prepare-ptb", "PART", "OUT", "--split", "most"], "--split: expected shares such as 80/10/10, got 'most'"),
+        (["prepare-ptb", "PART", "OUT"], "one file has no sections; divide its sentences with --split 80/10/10"),
+        (
+            ["prepare-ptb", "PART", "OUT", "--split", "80/20"],
+            "expected 3 positive numbers such as 80/10/10, got 80/20",
+        ),
+        (
+            ["prepare-ptb", "PART", "OUT", "--split", "most"],
+            "expected proportions such as 80/10/10, got 'most'",
+        ),
         (["prepare-ptb", "PART", "PART", "--split", "80/10/10"], "already there"),
         (["prepare-ptb", "NOWHERE", "OUT"], "no such file or folder"),
         (["prepare", "PART", "PART", "PART", "OUT", "--min-count", "0"], "--min-count: expected at least 1, got 0"),
-        (["prepare", "PART", "PART", "PART", "OUT", "--max-length", "1"], "train: no sentences are left"),
+        (
+            ["prepare", "PART", "PART", "PART", "OUT", "--max-length", "1"],
+            "train: expected at least one sentence",
+        ),
         (["prepare", "PART", "PART", "PART", "OUT", "--unknown", "a b"], "--unknown: expected a token"),
         (["prepare", "PART", "PART", "PART", "OUT", "--pieces", "PART"], "not a SentencePiece model"),
-        (["train", "--out", "OUT", "--set", "data.folder=NOWHERE"], "vocabulary.json: not there"),
+        (["train", "--out", "OUT", "--set", "data.folder=NOWHERE"], "report.json: no such file"),
         (["evaluate", "NOWHERE"], "the folder of a run?"),
         (["generate", "--model", "NOWHERE"], "a saved model is a folder"),
         (["score", "PART", "--model", "NOWHERE"], "a saved model is a folder"),

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import sys
 import types
 
@@ -62,7 +63,7 @@ def test_prepare(files, tmp_path, capsys):
     row = next(line for line in printed.splitlines() if "length ratio" in line)
     assert [cell.strip() for cell in row.split("│")[1:-1]] == ["- length ratio", "1", "", ""]
     report = json.loads((tmp_path / "one/report.json").read_text())
-    assert report["pairs"]["train"] == {
+    assert report["read"]["train"] == {
         "read": 51,
         "blank": 1,
         "full stop only": 1,
@@ -71,8 +72,8 @@ def test_prepare(files, tmp_path, capsys):
         "kept": 48,
         "used": 48,
     }
-    assert report["pairs"]["test"]["too long"] == 1
-    assert report["files"]["train"] == ["train.de.gz", "train.en.gz"]
+    assert report["read"]["test"]["too long"] == 1
+    assert report["sources"]["train"] == ["train.de.gz", "train.en.gz"]
     assert (tmp_path / "one/validation.source").read_text().splitlines() == LINES[:6]
     for path in (tmp_path / "one").iterdir():  # the same every time
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
@@ -89,7 +90,7 @@ def test_prepare_a_sample(files, tmp_path):
     [
         ({"test": "train.{}.gz", "train": "missing.{}"}, "missing.de"),
         ({"train": "latin.{}"}, "latin.en, line 2: not UTF-8: byte 0xe9"),
-        ({"validation": "uneven.{}"}, "expected as many sentences in both, got 3 and 2"),
+        ({"validation": "uneven.{}"}, "expected the same number of sentences, got 3 and 2"),
         ({"train": "blank.{}"}, "none of 2 pairs passes the filters (blank: 2"),
     ],
 )
@@ -110,6 +111,47 @@ def test_prepare_says_what_is_wrong_and_leaves_nothing(files, changes, message, 
 def test_prepare_does_not_overwrite(files, corpus, capsys):
     assert main(prepare_command(files, corpus)) == 2
     assert f"{corpus}: already there" in capsys.readouterr().err
+
+
+def test_prepare_warns_when_the_threshold_removes_most_pieces(files, tmp_path, capsys):
+    command = prepare_command(files, tmp_path / "out")
+    assert main([*command, "--threshold", "1000"]) == 0
+    assert "warning: only 0 of 4 pieces occur at least 1000 times in a language" in capsys.readouterr().err
+    command[command.index("--out") + 1] = str(tmp_path / "again")
+    assert main(command) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_changed_corpus_is_neither_trained_on_nor_evaluated(corpus, tmp_path, capsys):
+    """report.json still has the fingerprint of the run, but the text is another."""
+    copy, run, config = shutil.copytree(corpus, tmp_path / "corpus"), str(tmp_path / "run"), tmp_path / "tiny.yaml"
+    config.write_text(json.dumps({"data": {"folder": str(copy)}, **TINY}))
+    assert main(["mt", "train", str(config), "--out", run, "--minutes", "0"]) == 0
+    for split, lines in (("train", 48), ("test", 5)):
+        path = copy / f"{split}.target"
+        whole = path.read_bytes()
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[: lines // 3]))
+        command = ["evaluate", run] if split == "test" else ["train", str(config), "--out", run, "--resume"]
+        capsys.readouterr()
+        assert main(["mt", *command]) == 2
+        error = capsys.readouterr().err
+        assert f"{path}: expected {lines} lines, " in error
+        assert f" found {lines // 3} lines, " in error
+        path.write_bytes(whole)
+        assert main(["mt", *command]) == 0
+
+
+def test_a_corpus_for_language_models_is_refused(files, tmp_path, capsys):
+    data, texts = tmp_path / "data", [str(files / "test.de")] * 3
+    assert main(["lm", "prepare", *texts, str(data)]) == 0
+    config = tmp_path / "tiny.yaml"
+    config.write_text(json.dumps({"data": {"folder": str(data)}, **TINY}))
+    capsys.readouterr()
+    assert main(["mt", "train", str(config), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"{data}: expected a bitext corpus made by `stackattn mt prepare`, found a monolingual corpus" in error
+    assert "KeyError" not in error
+    assert not (tmp_path / "run").exists()
 
 
 def test_translate_files_and_standard_input(run, files, tmp_path, capsys, monkeypatch):
@@ -154,7 +196,7 @@ def test_evaluate(run, corpus, files, tmp_path, capsys):
 
 def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsys):
     assert main(["mt", "evaluate", str(run), "--data", str(tmp_path)]) == 2
-    assert "report.json: not there; a corpus is a folder made by `stackattn mt prepare`" in capsys.readouterr().err
+    assert "report.json: no such file; expected a bitext corpus made by `stackattn mt" in capsys.readouterr().err
     assert main(["mt", "translate", str(tmp_path), os.devnull]) == 2
     assert "a saved model is a folder with config.json" in capsys.readouterr().err
     assert main(["mt", "translate", str(run), str(tmp_path / "nowhere")]) == 2

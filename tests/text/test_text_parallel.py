@@ -37,7 +37,7 @@ def test_gzip(tmp_path):
     path.write_bytes(gzip.compress("Grüße\nzwei\n".encode()))
     assert list(read_sentences(path)) == ["Grüße", "zwei"]
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"text.de.gz, after line \d: not a gzip file, or a damaged one"):
+    with pytest.raises(ValueError, match=r"text.de.gz, after line \d: not a gzip file, or damaged"):
         list(read_sentences(path))
     path.write_bytes(b"plain text\n")
     with pytest.raises(ValueError, match=r"text.de.gz, after line 0: not a gzip file"):
@@ -76,7 +76,7 @@ def test_different_numbers_of_lines(files, a, b):
     pairs = read_pairs(source, target)
     assert [next(pairs) for _ in range(min(a, b))] == [("x", "y")] * min(a, b)
     with pytest.raises(
-        ValueError, match=rf"text.de and .*text.en: expected as many sentences in both, got {a} and {b}"
+        ValueError, match=rf"text.de and .*text.en: expected the same number of sentences, got {a} and {b}"
     ):
         next(pairs)
 
@@ -105,7 +105,7 @@ def test_what_each_filter_drops(files):
     ]
     paths = files(*zip(*pairs, strict=True))
     found = select(*paths, Filters())
-    assert found.report() == {
+    assert found.counts() == {
         "read": 11,
         "blank": 2,
         "full stop only": 2,
@@ -116,7 +116,7 @@ def test_what_each_filter_drops(files):
     }
     assert found.pairs == pairs[-3:]
     loose = select(*paths, Filters(max_characters=400, max_ratio=None))
-    assert loose.report() == {"read": 11, "blank": 2, "full stop only": 2, "too long": 0, "kept": 7, "used": 7}
+    assert loose.counts() == {"read": 11, "blank": 2, "full stop only": 2, "too long": 0, "kept": 7, "used": 7}
 
 
 def test_characters_are_counted_after_normalisation(files):
@@ -139,7 +139,7 @@ def test_a_sample_is_that_of_python(files):
 
     found = select(*paths, Filters(), 20, 123, watch)
     assert found.pairs == random.Random(123).sample(kept, 20)
-    assert found.report()["kept"] == 66
+    assert found.counts()["kept"] == 66
     assert len(seen) == 200  # read twice, so as to hold no more than the sample
     assert select(*paths, Filters(), 20, 5).pairs == random.Random(5).sample(kept, 20)
     for sample in (66, 1000, None):  # no more than all, in their order

@@ -66,23 +66,34 @@ def test_vocabulary_of_words(tmp_path):
     assert vocabulary.encode(["b", "never", "<unk>"]) == [2, 0, 0]
     assert (vocabulary.eos, vocabulary.bos, vocabulary.pad) == (3, 4, 5)
     assert (vocabulary.output_size, vocabulary.input_size) == (4, 6)
-    assert vocabulary.join([1, 2]) == "a b"
+    assert vocabulary.decode([1, 2]) == "a b"
     vocabulary.save(tmp_path)
     assert Vocabulary.load(tmp_path) == vocabulary
     assert sorted(x.name for x in tmp_path.iterdir()) == ["vocabulary.json"]
 
 
 def test_wrong_vocabularies(tmp_path):
-    with pytest.raises(ValueError, match="types: expected each one once"):
+    with pytest.raises(ValueError, match="types: expected different types, got 'a' more than once"):
         Vocabulary(("a", "a"))
     with pytest.raises(ValueError, match="unknown: expected one of the types"):
         Vocabulary(("a",), "b")
-    with pytest.raises(FileNotFoundError, match=r"vocabulary\.json: not there"):
+    with pytest.raises(FileNotFoundError, match=r"vocabulary\.json: no such file"):
         Vocabulary.load(tmp_path)
-    for text in ("{", "[]", '{"types": ["a"]}', '{"types": ["a", "a"], "unknown": null, "pieces": false}'):
+    for text, message in (
+        ("{", ", line 1: not JSON: Expecting property name"),
+        ("[]", ": expected a JSON object, got list"),
+        ("{}", ": types: expected a list of types"),
+        ('{"types": ["a"]}', ": expected the keys unknown .* and pieces"),
+        ('{"types": ["a", "a"], "unknown": null, "pieces": false}', ": types: expected different types, got 'a'"),
+        ("[" * 100_000, ": not JSON that can be read: maximum recursion depth"),
+        ('{"types": ' + "1" * 5000 + "}", ": not JSON that can be read: Exceeds the limit"),
+    ):
         (tmp_path / "vocabulary.json").write_text(text)
-        with pytest.raises(ValueError, match=r"vocabulary\.json: not a vocabulary"):
+        with pytest.raises(ValueError, match=rf"vocabulary\.json{message}"):
             Vocabulary.load(tmp_path)
+    (tmp_path / "vocabulary.json").write_bytes(b'{"types":\n["\xff"]}')
+    with pytest.raises(ValueError, match=r"vocabulary\.json, line 2: not UTF-8: byte 0xff at column 3"):
+        Vocabulary.load(tmp_path)
 
 
 def test_pieces(tmp_path):
@@ -98,9 +109,12 @@ def test_pieces(tmp_path):
     read = Vocabulary.load(tmp_path)
     tokens = read.split("the bonkers %")
     assert tokens[-1] == "<unk>"  # a character that training does not have
-    assert read.join(read.encode(tokens[:-2])) == "the bonkers"
+    assert read.decode(read.encode(tokens[:-2])) == "the bonkers"
     with pytest.raises(ValueError, match="not a SentencePiece model"):
         Vocabulary(("a",), None, b"no").split("a")
+    (tmp_path / "pieces.model").write_bytes(model[: len(model) // 2])
+    with pytest.raises(ValueError, match=r"pieces\.model: not a SentencePiece model"):
+        Vocabulary.load(tmp_path)
 
 
 def test_pieces_are_learned_from_the_longest_sentence_too():

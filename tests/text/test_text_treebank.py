@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stackattn.text import penn_treebank
-from stackattn.text.corpus import SPLITS, corpus_fingerprint, read_split, share_out, write_corpus
+from stackattn.text.corpus import SPLITS
+from stackattn.text.monolingual_corpus import MonolingualCorpus, divide, write_monolingual
 from stackattn.text.penn_treebank import by_section, find_files, read_part, read_sections, treebank_vocabulary
-from stackattn.text.vocabulary import Vocabulary
 
 
 def trees(*sentences):
@@ -76,19 +76,19 @@ def test_missing_and_double_files(tmp_path):
     copy = tmp_path / "copy/wsj_0200.mrg"
     copy.parent.mkdir()
     copy.write_text("")
-    with pytest.raises(ValueError, match=r"wsj_0200\.mrg is there twice: .*02/wsj_0200\.mrg and .*copy/wsj_0200\.mrg"):
+    with pytest.raises(ValueError, match=r"wsj_0200\.mrg was found twice: .*02/wsj_0200\.mrg and .*copy/wsj_0200\.mrg"):
         read_sections(tmp_path)
     copy.unlink()
     for name in ("05/wsj_0500.mrg", "23/wsj_2300.mrg"):
         (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=r"missing: 05, 23\. For a part of the treebank, .* --split 80/10/10"):
+    with pytest.raises(ValueError, match=r"missing: 05, 23\. Divide a part of the treebank with --split 80/10/10"):
         read_sections(tmp_path)
 
 
 def test_without_the_file_that_takes_the_place_of_another(tmp_path):
     whole(tmp_path)
     (tmp_path / "24/wsj_2424.mrg").unlink()
-    with pytest.raises(ValueError, match=r"section 24: wsj_2423\.mrg and wsj_2424\.mrg are needed"):
+    with pytest.raises(ValueError, match=r"section 24: expected the files .*, missing: wsj_2424\.mrg"):
         read_sections(tmp_path)
 
 
@@ -116,48 +116,53 @@ def test_a_part_is_divided_in_order(tmp_path):
     splits, notes = read_part(path, [80, 10, 10])
     assert [len(x) for x in splits.values()] == [16, 2, 3]
     assert [x[1] for split in splits.values() for x in split] == [str(i) for i in range(21)]
-    assert notes["shares"] == [80, 10, 10]
-    with pytest.raises(ValueError, match=r"expected 3 positive shares such as 80/10/10, got 90/10"):
-        share_out([], [90, 10])
+    assert notes == {"trees without words": 0}
+    with pytest.raises(ValueError, match=r"shares: expected 3 positive numbers such as 80/10/10, got 90/10"):
+        divide([], [90, 10])
 
 
 def test_the_folder(tmp_path):
     splits = {"train": [["a", "a", "Bonk"]], "validation": [["a", "donk", "Honk"]], "test": [["a"]]}
     vocabulary = treebank_vocabulary(splits["train"], whole=False)
-    report = write_corpus(tmp_path / "data", splits, vocabulary, {"source": "here"})
+    report = write_monolingual(tmp_path / "data", splits, vocabulary, {"source": "here"})
     assert (tmp_path / "data/validation.txt").read_text() == "a UNK UNK-INITC\n"
     assert report["written"]["validation"] == {"sentences": 1, "tokens": 3, "unknown": 2}
     assert json.loads((tmp_path / "data/report.json").read_text()) == report
-    assert corpus_fingerprint(tmp_path / "data") == report["checksum"]
-    read = Vocabulary.load(tmp_path / "data")
+    corpus = MonolingualCorpus(tmp_path / "data")
+    assert corpus.fingerprint == report["fingerprint"]
+    read = corpus.tokenizer()
     assert read == vocabulary
-    assert read_split(tmp_path / "data", "train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
+    assert corpus.encode_split("train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
     assert sorted(x.name for x in tmp_path.iterdir()) == ["data"]  # nothing is left behind
     with pytest.raises(FileExistsError, match="data: already there"):
-        write_corpus(tmp_path / "data", splits, vocabulary, {})
-    other = write_corpus(tmp_path / "other", splits | {"test": [["Bonk"]]}, vocabulary, {})
-    assert other["checksum"] != report["checksum"]
-    for text in ("{", "[]", "{}"):
+        write_monolingual(tmp_path / "data", splits, vocabulary, {})
+    other = write_monolingual(tmp_path / "other", splits | {"test": [["Bonk"]]}, vocabulary, {})
+    assert other["fingerprint"] != report["fingerprint"]
+    for text, message in (
+        ("{", ", line 1: not JSON: Expecting property name"),
+        ("[]", ": expected a JSON object, got list"),
+        ("{}", ": expected a monolingual corpus made by `stackattn lm prepare` or .*, found a report of no known kind"),
+    ):
         (tmp_path / "other/report.json").write_text(text)
-        with pytest.raises(ValueError, match=r"other/report\.json: not the report of `stackattn lm prepare`"):
-            corpus_fingerprint(tmp_path / "other")
+        with pytest.raises(ValueError, match=rf"other/report\.json{message}"):
+            MonolingualCorpus(tmp_path / "other")
 
 
 def test_the_word_classes_is_a_word(tmp_path):
     """It is also how a vocabulary says that classes stand for unknown words."""
     splits = {split: [["classes", "classes", "Bonk"]] for split in SPLITS}
-    report = write_corpus(tmp_path / "data", splits, treebank_vocabulary(splits["train"], whole=True), {})
+    report = write_monolingual(tmp_path / "data", splits, treebank_vocabulary(splits["train"], whole=True), {})
     assert report["written"]["train"] == {"sentences": 1, "tokens": 3, "unknown": 1}
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
     vocabulary = treebank_vocabulary([["a", "a"]], whole=True)
     with pytest.raises(ValueError, match="validation, sentence 2: 'b' is not in the vocabulary"):
-        write_corpus(
+        write_monolingual(
             tmp_path / "data", {"train": [["a"]], "validation": [["a"], ["b"]], "test": [["a"]]}, vocabulary, {}
         )
-    with pytest.raises(ValueError, match="test: no sentences are left"):
-        write_corpus(tmp_path / "data", {"train": [["a"]], "validation": [["a"]], "test": []}, vocabulary, {})
+    with pytest.raises(ValueError, match="test: expected at least one sentence, found none after preparation"):
+        write_monolingual(tmp_path / "data", {"train": [["a"]], "validation": [["a"]], "test": []}, vocabulary, {})
     assert not list(tmp_path.iterdir())
 
 

@@ -58,10 +58,13 @@ def test_windows_line_ends(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("( (S (NN a)\n  (NN b) )\n( (NN c) )", "here, line 3: a tree begins here, but the one of line 1 lacks 1 br"),
-        ("( (NN a) )\n( (S (NN b)", "here, line 2: the file ends, but the tree of line 2 lacks 2 brackets"),
-        ("( (NN a) )\n\n )", "here, line 3: this bracket closes nothing"),
-        ("( (NN a) )\nstray", "here, line 2: 'stray' is in no tree"),
+        (
+            "( (S (NN a)\n  (NN b) )\n( (NN c) )",
+            "here, line 3: a tree starts here, but the tree of line 1 lacks 1 closing br",
+        ),
+        ("( (NN a) )\n( (S (NN b)", "here, line 2: the file ends, but the tree of line 2 lacks 2 closing brackets"),
+        ("( (NN a) )\n\n )", "here, line 3: unmatched closing bracket"),
+        ("( (NN a) )\nstray", "here, line 2: 'stray' is outside of a tree"),
         ("( (NN a\n b) )", r"here, line 2: expected \(TAG word\), got \(NN a b\)"),
         ("( (S (NN a)\n b) )", r"here, line 2: 'b' has no tag: expected \(TAG b\)"),
         ("( (S a\n (NN b)) )", "here, line 2: expected one label before a bracket, got 'S a'"),

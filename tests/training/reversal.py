@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stackattn.config import from_values
-from stackattn.text.bitext_corpus import Preparation, prepare
+from stackattn.text.bitext_corpus import BitextOptions, prepare_bitext
 from stackattn.training.mt import MTConfig
 
 WORDS = ("ba", "do", "fi", "gu", "ke", "lo", "mi", "nu")
@@ -28,7 +28,7 @@ def write_files(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 def make_corpus(folder: Path) -> Path:
     files = write_files(folder)
-    prepare(files, folder / "corpus", Preparation(pieces=60, threshold=5))
+    prepare_bitext(files, folder / "corpus", BitextOptions(pieces=60, threshold=5))
     return folder / "corpus"
 
 

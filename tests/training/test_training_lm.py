@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from runs import outcome
 
 from stackattn.config import from_values
 from stackattn.models import TransformerLM
-from stackattn.text.corpus import write_corpus
+from stackattn.text.monolingual_corpus import write_monolingual
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
 from stackattn.training import ConfigError, RunError, TrainingRun, loop, run_experiment
 from stackattn.training.lm import (
@@ -30,7 +31,7 @@ SENTENCES = [x.split() for x in ("a b", "a b c", "b", "a a a a a b", "c b a", "b
 @pytest.fixture
 def folder(tmp_path):
     splits = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[3:6]}
-    write_corpus(tmp_path / "data", splits, count_vocabulary(SENTENCES, 1, "<unk>"), {})
+    write_monolingual(tmp_path / "data", splits, count_vocabulary(SENTENCES, 1, "<unk>"), {})
     return tmp_path / "data"
 
 
@@ -143,9 +144,10 @@ def test_a_model_has_its_vocabulary_with_it(folder, tmp_path):
 
 def test_a_run_does_not_go_on_with_another_corpus(folder, tmp_path):
     run_experiment(config(folder), tmp_path / "run", minutes=0)
-    report = json.loads((folder / "report.json").read_text())
-    (folder / "report.json").write_text(json.dumps({**report, "checksum": "another"}))
-    with pytest.raises(RunError, match=r"another configuration \(data\.checksum: .*, not 'another'\)"):
+    shutil.rmtree(folder)
+    splits = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
+    other = write_monolingual(folder, splits, count_vocabulary(SENTENCES, 1, "<unk>"), {})["fingerprint"]
+    with pytest.raises(RunError, match=rf"another configuration \(data\.checksum: .*, not '{other}'\)"):
         run_experiment(config(folder), tmp_path / "run", resume=True)
 
 
@@ -155,22 +157,24 @@ def test_a_run_knows_its_corpus(folder, tmp_path):
     moved = folder.rename(tmp_path / "moved")
     own = evaluate_run(tmp_path / "run", data=moved)
     assert own["corpus"] == made.data.checksum
-    with pytest.raises(FileNotFoundError, match=r"data/report\.json: not there"):
+    with pytest.raises(ValueError, match=r"data/report\.json: no such file"):
         evaluate_run(tmp_path / "run")
     others = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
-    report = write_corpus(folder, others, count_vocabulary(SENTENCES, 1, "<unk>"), {})
-    message = f"data has another corpus: expected {made.data.checksum}, got {report['checksum']}"
+    report = write_monolingual(folder, others, count_vocabulary(SENTENCES, 1, "<unk>"), {})
+    message = (
+        f"data contains another corpus: expected the fingerprint {made.data.checksum}, found {report['fingerprint']}"
+    )
     with pytest.raises(ValueError, match=message):
         evaluate_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=f"data: folder: .*{message}"):
         made.make()
     asked_for = evaluate_run(tmp_path / "run", data=folder)
-    assert asked_for["corpus"] == report["checksum"]
+    assert asked_for["corpus"] == report["fingerprint"]
     assert asked_for["tokens"] != own["tokens"]
 
 
 def test_wrong_data(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere/vocabulary\.json: not there; `stackattn lm prepare`"):
+    with pytest.raises(ConfigError, match=r"data: .*nowhere/report\.json: no such file; expected a monolingual corpus"):
         run_experiment(config(tmp_path / "nowhere"), tmp_path / "run")
     with pytest.raises(ConfigError, match="model: d_model"):
         run_experiment(replace(config(folder), model=replace(config(folder).model, heads=3)), tmp_path / "run")
@@ -179,6 +183,6 @@ def test_wrong_data(folder, tmp_path):
             config(folder, data={key: value})
     values = json.loads((folder / "vocabulary.json").read_text())
     (folder / "vocabulary.json").write_text(json.dumps({**values, "types": ["a", "b"], "unknown": None}))
-    with pytest.raises(ConfigError, match=r"data: .*train\.txt, line 2: 'c' is not in the vocabulary"):
+    with pytest.raises(ConfigError, match=r"data: .*vocabulary\.json: expected 10 lines, .*, found "):
         run_experiment(config(folder), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,5 @@
 """Translation: what the loss and the perplexity are, and a model that learns to reverse sentences."""
 
-import json
 import math
 import shutil
 import signal
@@ -8,12 +7,12 @@ import time
 
 import pytest
 import torch
-from reversal import experiment, make_corpus
+from reversal import experiment, make_corpus, write_files
 from runs import outcome, processes, train_in_process
 from torch import nn
 
 from stackattn.config import from_values
-from stackattn.text.bitext_corpus import read_split
+from stackattn.text.bitext_corpus import BitextCorpus, BitextOptions, prepare_bitext
 from stackattn.training import ConfigError, TrainingRun, run_experiment
 from stackattn.training.mt import MTConfig, MTDataOptions, MTTask, build_model, read_test_set
 from stackattn.training.translator import Translator
@@ -102,7 +101,7 @@ def test_gradients_reach_every_parameter_and_padding_does_not_matter(corpus):
 def test_it_learns_to_reverse_and_needs_nothing_but_its_folder(corpus, layers, tmp_path):
     config = experiment(corpus, {"layers": layers})
     run_experiment(config, tmp_path / "run")
-    source, target = read_split(corpus, "test")
+    source, target = BitextCorpus(corpus).read_split("test")
     shutil.copytree(tmp_path / "run/best", tmp_path / "model")
     shutil.rmtree(tmp_path / "run")
     translator = Translator.load(tmp_path / "model")
@@ -153,15 +152,22 @@ def test_a_run_knows_its_corpus(corpus, tmp_path):
     run_experiment(config, tmp_path / "run")
     assert TrainingRun(tmp_path / "run").config()["data"]["digest"] == config.data.digest
     moved = shutil.copytree(corpus, tmp_path / "moved")
-    assert read_test_set(tmp_path / "run", folder=str(moved)) == read_split(corpus, "test")
-    report = json.loads((moved / "report.json").read_text())
-    (moved / "report.json").write_text(json.dumps({**report, "digest": "other"}))
-    with pytest.raises(ValueError, match=f"moved has another corpus: expected {config.data.digest}, got other"):
+    assert read_test_set(tmp_path / "run", folder=str(moved)) == BitextCorpus(corpus).read_split("test")
+    shutil.rmtree(moved)
+    other = prepare_bitext(write_files(tmp_path), moved, BitextOptions(pieces=60, threshold=5, max_characters=8))[
+        "fingerprint"
+    ]
+    with pytest.raises(
+        ValueError,
+        match=f"moved contains another corpus: expected the fingerprint {config.data.digest}, found {other}",
+    ):
         read_test_set(tmp_path / "run", folder=str(moved))
 
 
 def test_errors_name_the_section(corpus, tmp_path):
-    with pytest.raises(ConfigError, match=r"data: .*report.json: not there; a corpus is a folder made by"):
+    with pytest.raises(
+        ConfigError, match=r"data: .*report.json: no such file; .* bitext corpus made by .*, found an empty"
+    ):
         from_values(MTConfig, {"data": {"folder": str(tmp_path)}}).make()
     with pytest.raises(ConfigError, match="model: "):
         experiment(corpus, {"layers": "1.stack"}).make()

@@ -103,7 +103,7 @@ def _generate(args: argparse.Namespace) -> int:
         generator=torch.Generator().manual_seed(args.seed),
     )
     for sentence in sentences:
-        words = vocabulary.join([*start, *sentence.tokens[: args.max_length]])
+        words = vocabulary.decode([*start, *sentence.tokens[: args.max_length]])
         print(words if sentence.finished else f"{words} ...")
     return 0
 
@@ -139,12 +139,12 @@ def _sentence_rows(scores: list[list[float]]) -> Iterator[tuple]:
 def _token_rows(
     sentences: list[list[str]], numbers: list[list[int]], scores: list[list[float]], vocabulary: Vocabulary
 ) -> Iterator[tuple]:
-    from ..text.vocabulary import END
+    from ..text.vocabulary import EOS_TEXT
 
     yield "sentence", "position", "token", "type", "log_prob"
     for i, (sentence, types, row) in enumerate(zip(sentences, numbers, scores, strict=True), 1):
-        names = [*(vocabulary.types[number] for number in types), END]
-        for position, (token, name, log_prob) in enumerate(zip([*sentence, END], names, row, strict=True), 1):
+        names = [*(vocabulary.types[number] for number in types), EOS_TEXT]
+        for position, (token, name, log_prob) in enumerate(zip([*sentence, EOS_TEXT], names, row, strict=True), 1):
             yield i, position, token, name, f"{log_prob:.6f}"
 
 

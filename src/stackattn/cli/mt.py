@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from . import mt_prepare
 from .arguments import add_torch_arguments, add_training_arguments, at_least
 from .training import run_action
 
@@ -17,7 +18,7 @@ CHUNK = 1000  # lines that are read, and sorted by length, before they are trans
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add_prepare(commands)
+    mt_prepare.add_arguments(commands)
     add_training_arguments(commands, "table-3/160/tf-nd")
     translate = commands.add_parser("translate", help="translate a file or the standard input, line by line")
     translate.add_argument("model", help="folder of a run or of a model")
@@ -49,65 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_torch_arguments(command)
 
 
-def _add_prepare(commands: Any) -> None:
-    prepare = commands.add_parser(
-        "prepare",
-        help="filter parallel text and learn its pieces",
-        description="Filter parallel text and learn its pieces. Files have a sentence on each line, in UTF-8, or are "
-        "WMT's SGML (.sgm); both may be compressed (.gz). The defaults are the paper's.",
-    )
-    for split, required in (("train", True), ("validation", True), ("test", False)):
-        prepare.add_argument(
-            f"--{split}", nargs=2, type=Path, required=required, metavar=("SOURCE", "TARGET"), help="two files"
-        )
-    prepare.add_argument("--out", required=True, help="folder of the corpus, which is made")
-    numbers = (
-        ("--max-characters", int, 150, "that a sentence may have"),
-        ("--max-ratio", float, 4.0, "of the characters of both sides of a training pair"),
-        ("--sample", int, 100_000, "training pairs to draw; 0: all, in their order"),
-        ("--seed", int, 123, "of the sample"),
-        ("--pieces", int, 32_000, "to learn; fewer if the text has no more"),
-        ("--threshold", int, 50, "how often a language must have a piece to use it"),
-    )
-    for name, kind, default, about in numbers:
-        prepare.add_argument(name, type=kind, default=default, metavar="N", help=f"{about} (default: %(default)s)")
-
-
 def run(args: argparse.Namespace) -> int:
-    actions = {"prepare": _prepare, "translate": _translate, "evaluate": _evaluate}
+    actions = {"prepare": mt_prepare.prepare, "translate": _translate, "evaluate": _evaluate}
     return run_action(args, actions)
-
-
-def _prepare(args: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    from ..text.bitext import REASONS
-    from ..text.bitext_corpus import Preparation, prepare
-    from .progress import track
-
-    def watch(split: str) -> Callable[[Iterable[Any]], Iterable[Any]]:
-        return lambda pairs: track(pairs, f"reading {split}")
-
-    names = ("max_characters", "max_ratio", "seed", "pieces", "threshold")
-    settings = Preparation(sample=args.sample or None, **{name: getattr(args, name) for name in names})
-    files = {split: tuple(pair) for split in ("train", "validation", "test") if (pair := getattr(args, split))}
-    report = prepare(files, args.out, settings, watch, lambda stage: print(f"{stage}...", file=sys.stderr))
-    table = Table(title="Pairs", title_justify="left")
-    table.add_column("")
-    for split in report["pairs"]:
-        table.add_column(split, justify="right")
-    for row in ("read", *REASONS, "kept", "used"):
-        counts = [pairs.get(row) for pairs in report["pairs"].values()]
-        table.add_row(f"- {row}" if row in REASONS else row, *("" if n is None else f"{n:,}" for n in counts))
-    for side in ("source", "target"):
-        table.add_row(f"{side} tokens", *(f"{tokens[side]:,}" for tokens in report["tokens"].values()))
-        table.add_row("  unknown", *(f"{tokens[f'{side}_unknown']:,}" for tokens in report["tokens"].values()))
-    Console().print(table)
-    pieces = report["pieces"]
-    print(f"{pieces['source']:,} source and {pieces['target']:,} target pieces, {pieces['both']:,} of them in both")
-    print(f"the corpus is in {args.out}")
-    return 0
 
 
 def _translate(args: argparse.Namespace) -> int:

@@ -1,1 +1,18 @@
-"""Text: corpora prepared from raw files, vocabularies, and batches of about as many tokens each."""
+"""Text: corpora prepared from raw files, their tokenizers, and batches.
+
+Modules:
+
+    corpus              prepared corpora: folder, report, fingerprint, verification
+    monolingual_corpus  corpora for language models
+    bitext_corpus       corpora for translation, and how they are prepared
+    plain               preparing monolingual corpora from plain text
+    penn_treebank       preparing monolingual corpora from the Penn Treebank
+    trees               reading the words of treebank files
+    bitext              reading and filtering pairs of sentences
+    vocabulary          the tokenizer of monolingual corpora
+    unknown             classes of unknown words
+    pieces              the tokenizer of bitext
+    byte_pairs          SentencePiece models
+    batching            batches limited by their number of tokens
+    old_fingerprints    verification of corpora prepared by earlier versions
+"""

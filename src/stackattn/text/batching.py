@@ -1,4 +1,4 @@
-"""Batches of sentences of similar length, limited by how many tokens they take with their padding."""
+"""Batches of sentences of similar length, limited by their number of tokens including padding."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ from torch import Tensor
 def token_batches(
     lengths: Sequence[int], costs: Sequence[int], budget: int, generator: torch.Generator | None = None
 ) -> list[list[int]]:
-    """Divide examples, by their numbers, into batches: size times the largest cost of a batch is at most `budget`.
+    """Divide examples into batches whose size times their largest cost is at most `budget`.
 
-    The examples are taken in order of `lengths`, and each batch is as large as it can be; an example over the budget is
-    a batch of its own. With a generator, examples of the same length come in random order, and so do the batches.
+    The examples are sorted by length, and each batch is as large as the budget allows; an example that exceeds the
+    budget is a batch of its own.
+
+    Args:
+        lengths: length of each example, which determines the order.
+        costs: tokens that each example takes in a batch.
+        budget: largest number of tokens of a batch.
+        generator: shuffles the batches, and examples of the same length. None keeps everything in order.
+
+    Returns:
+        The indices of the examples of each batch.
+
+    Example::
+
+        >>> token_batches([3, 1, 2, 9], [3, 1, 2, 9], budget=6)
+        [[1, 2], [0], [3]]
     """
     if budget < 1:
         raise ValueError(f"budget: expected at least 1 token, got {budget}")
@@ -35,9 +49,9 @@ def token_batches(
 
 
 def pad(sequences: Sequence[Sequence[int]], value: int = 0) -> tuple[Tensor, Tensor]:
-    """(B, T) tokens, padded on the right, and (B,) lengths."""
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), value)
+    """Return (B, T) tokens, padded with `value` on the right, and their (B,) lengths."""
+    lengths = torch.tensor([len(sequence) for sequence in sequences])  # (B,)
+    tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), value)  # (B, T)
     for row, sequence in zip(tokens, sequences, strict=True):
         row[: len(sequence)] = torch.as_tensor(sequence)
     return tokens, lengths

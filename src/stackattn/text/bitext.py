@@ -1,7 +1,6 @@
-"""Parallel text: pairs of sentences read from two files at once, made uniform and filtered.
+"""Reading, normalising and filtering bitext: pairs of sentences from two files.
 
-Of text nothing is held in memory but what is asked for: a corpus may be as large as it likes. SGML, which test sets
-come in, is read whole.
+Text files are streamed, so memory holds only the selected pairs. SGML, the format of WMT's test sets, is read whole.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>", re.DOTALL | re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Filters:
-    """What keeps a pair out. The order is the paper's: each pair is counted under the first one that it fails."""
+    """Which pairs are dropped. A pair is counted under the first filter that drops it, in the paper's order."""
 
     max_characters: int = 150
-    """On either side."""
+    """Longest sentence to keep, in characters."""
     max_ratio: float | None = 4.0
-    """Between the characters of one side and of the other; None (for validation and test): any."""
+    """Largest ratio of the lengths of the two sides, in characters; None (for validation and test) keeps any."""
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
@@ -40,7 +39,7 @@ class Filters:
             raise ValueError(f"max_ratio: expected at least 1, got {self.max_ratio}")
 
     def reason(self, pair: Pair) -> str | None:
-        """Why this pair is left out, or None if it is not."""
+        """Return the name of the filter that drops a pair, one of `REASONS`, or None if the pair is kept."""
         stripped = [side.strip() for side in pair]
         if not all(stripped):
             return "blank"
@@ -56,25 +55,30 @@ REASONS = ("blank", "full stop only", "length ratio", "too long")
 
 
 def read_pairs(source: str | Path, target: str | Path) -> Iterator[Pair]:
-    """The pairs of two files with a sentence on each line, normalised (NFKC)."""
+    """Yield the pairs of two files with one sentence per line, normalised (NFKC).
+
+    Raises:
+        ValueError: at the end, if the files have different numbers of sentences.
+    """
     paths = Path(source), Path(target)
     counts = [0, 0]
     for pair in zip_longest(*map(read_sentences, paths)):
         counts = [n + (side is not None) for n, side in zip(counts, pair, strict=True)]
-        if counts[0] == counts[1]:  # else one has ended: count the other to its end
+        if counts[0] == counts[1]:  # otherwise one file has ended: count the rest of the other
             yield normalise(pair[0]), normalise(pair[1])
     if counts[0] != counts[1]:
         raise ValueError(
-            f"{paths[0]} and {paths[1]}: expected as many sentences in both, got {counts[0]} and {counts[1]}"
+            f"{paths[0]} and {paths[1]}: expected the same number of sentences, got {counts[0]} and {counts[1]}"
         )
 
 
 def normalise(sentence: str) -> str:
+    """Apply Unicode normalisation (NFKC)."""
     return unicodedata.normalize("NFKC", sentence)
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
-    """The lines of a text file, or the segments of WMT's SGML (`.sgm`, `.sgml`); either may be compressed (`.gz`)."""
+    """Yield the lines of a text file or the segments of WMT's SGML (`.sgm`, `.sgml`); either may end in `.gz`."""
     path = Path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind.lower() not in (".sgm", ".sgml"):
@@ -89,14 +93,16 @@ def read_sentences(path: str | Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The pairs that are left of a corpus."""
+    """The pairs that pass the filters, or a sample of them."""
 
     pairs: list[Pair]
     read: int
+    """Number of pairs read."""
     dropped: dict[str, int]
-    """How many pairs each filter left out."""
+    """Number of pairs dropped by each filter."""
 
-    def report(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
+        """Return how many pairs were read, dropped by each filter, kept and used."""
         kept = self.read - sum(self.dropped.values())
         return {"read": self.read, **self.dropped, "kept": kept, "used": len(self.pairs)}
 
@@ -107,18 +113,26 @@ def select(
     filters: Filters,
     sample: int | None = None,
     seed: int = 123,
-    watch: Callable[[Iterable[Pair]], Iterable[Pair]] = lambda pairs: pairs,
+    track: Callable[[Iterable[Pair]], Iterable[Pair]] = lambda pairs: pairs,
 ) -> Selection:
-    """Read two files and keep what passes the filters: all of it in its order or, if there is more, a random sample.
+    """Read two files and select the pairs that pass the filters.
 
-    The sample and its order are those of Python's `random.Random(seed).sample`. The files are read twice then, so that
-    no more than the sample is kept in memory. `watch` sees each pair go by.
+    Args:
+        source, target: files with one sentence per line, or SGML.
+        filters: which pairs to drop.
+        sample: number of pairs to draw at random if more pass; None selects all of them, in order.
+        seed: the sample and its order are those of Python's `random.Random(seed).sample`. Sampling reads the files
+            twice, so that memory never holds more than the sample.
+        track: wraps the pairs to show progress.
+
+    Raises:
+        ValueError: if no pair passes, or the files have different numbers of sentences.
     """
     if sample is not None and sample < 1:
         raise ValueError(f"sample: expected at least 1 pair, got {sample}")
     counts: Counter[str | None] = Counter()
     pairs: list[Pair] = []
-    for pair in watch(read_pairs(source, target)):
+    for pair in track(read_pairs(source, target)):
         reason = filters.reason(pair)
         counts[reason] += 1
         if reason is None and (sample is None or counts[None] <= sample):
@@ -126,11 +140,13 @@ def select(
     read, kept = counts.total(), counts[None]
     dropped = {name: counts[name] for name in REASONS if name != "length ratio" or filters.max_ratio is not None}
     if not kept:
-        why = ", ".join(f"{name}: {count}" for name, count in dropped.items())
-        raise ValueError(f"{source} and {target}: none of {read} pairs passes the filters ({why})")
+        if not read:
+            raise ValueError(f"{source} and {target}: expected at least one pair of sentences, found empty files")
+        reasons = ", ".join(f"{name}: {count}" for name, count in dropped.items())
+        raise ValueError(f"{source} and {target}: none of {read} pairs passes the filters ({reasons})")
     if sample is not None and kept > sample:
         place = {number: i for i, number in enumerate(random.Random(seed).sample(range(kept), sample))}
-        passing = (pair for pair in watch(read_pairs(source, target)) if filters.reason(pair) is None)
+        passing = (pair for pair in track(read_pairs(source, target)) if filters.reason(pair) is None)
         for number, pair in enumerate(passing):
             if number in place:
                 pairs[place[number]] = pair

@@ -1,138 +1,159 @@
-"""A corpus made ready for translation, as a folder.
+"""Bitext corpora for translation, as folders.
 
-    train.source, train.target       sentences that passed the filters, one to a line; so for validation and test
-    pieces.model, pieces.json        the tokenizer learned from the training sentences
-    report.json                      settings, what each filter left out, and the corpus's digest
-
-The folder appears when all of it is there.
+train.source, train.target       one sentence per line; likewise for validation and test
+pieces.model, pieces.json        the tokenizer learned from the training sentences
+report.json                      see `corpus`
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..files import whole_folder, write_json, write_text
-from .bitext import Filters, Pair, select
-from .pieces import PieceTokenizer, learn_pieces
+from ..files import check_new, whole_folder
+from .bitext import Filters, select
+from .byte_pairs import sentencepiece
+from .corpus import Corpus, Track, check_split, no_progress
+from .pieces import MODEL, VOCABULARY, PieceTokenizer, learn_pieces
 
-SPLITS = ("train", "validation", "test")
 SIDES = ("source", "target")
-REPORT = "report.json"
 
-Watch = Callable[[str], Callable[[Iterable[Pair]], Iterable[Pair]]]
+
+class BitextCorpus(Corpus):
+    """A corpus made by `stackattn mt prepare`.
+
+    Example::
+
+        corpus = BitextCorpus("data/europarl-v7-de-en")
+        sources, targets = corpus.read_split("train")
+    """
+
+    kind = "bitext"
+
+    def tokenizer(self) -> PieceTokenizer:
+        """Load the tokenizer of the corpus."""
+        for name in (MODEL, VOCABULARY):
+            self.read_file(name)
+        return PieceTokenizer.load(self.folder)
+
+    def read_split(self, split: str) -> tuple[list[str], list[str]]:
+        """Read the source and the target sentences of a split."""
+        check_split(split)
+        names = [f"{split}.{side}" for side in SIDES]
+        if split == "test" and not (self.folder / names[0]).exists():
+            raise ValueError(f"{self.folder / names[0]}: no such file; the corpus was prepared without a test set")
+        source, target = map(self.read_sentences, names)
+        if len(source) != len(target):
+            raise ValueError(
+                f"{self.folder / names[1]}: expected {len(source):,} sentences, as in {names[0]}, found {len(target):,}"
+            )
+        return source, target
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """How a corpus is made ready. The defaults are the paper's."""
+class BitextOptions:
+    """How bitext is prepared. The defaults are the paper's."""
 
     max_characters: int = 150
+    """Longest sentence to keep, in characters."""
     max_ratio: float = 4.0
-    """Of the sides of a training pair."""
+    """Largest ratio of the lengths of the two sides of a training pair."""
     sample: int | None = 100_000
-    """Training pairs to draw at random; None: all that there are."""
+    """Number of training pairs to draw at random; None keeps all of them, in order."""
     seed: int = 123
+    """Seed of the sample."""
     pieces: int = 32_000
+    """Number of pieces to learn; fewer are learned from a small text."""
     threshold: int = 50
-    """See `learn_pieces`."""
+    """Number of times a language must contain a piece to use it."""
 
 
-def prepare(
+def prepare_bitext(
     files: Mapping[str, tuple[Path, Path]],
     folder: str | Path,
-    settings: Preparation | None = None,
-    watch: Watch = lambda split: lambda pairs: pairs,
-    say: Callable[[str], None] = lambda stage: None,
+    options: BitextOptions | None = None,
+    track: Track = no_progress,
+    announce: Callable[[str], None] = lambda stage: None,
 ) -> dict[str, Any]:
-    """Make a corpus ready, in a new folder; returns its report.
+    """Filter bitext, learn a tokenizer and write both as a new corpus.
 
-    `files` are the source and the target file of `train`, `validation` and, if there is one, `test`. `watch` sees the
-    pairs of each split go by, and `say` is told what else is being done.
+    Args:
+        files: source and target file of `train`, `validation` and optionally `test`.
+        folder: must not exist; appears complete or not at all.
+        options: the paper's by default.
+        track: wraps the pairs of each split to show progress.
+        announce: called with the name of each later stage.
+
+    Returns:
+        The report of the corpus.
+
+    Raises:
+        ModuleNotFoundError: before anything is read or written, if SentencePiece is not installed.
+        FileExistsError: if the folder exists.
+        ValueError: if the files differ in their number of sentences or no pair passes the filters.
     """
-    settings, folder = settings or Preparation(), Path(folder)
-    filters = Filters(settings.max_characters, settings.max_ratio)
+    options, folder = options or BitextOptions(), Path(folder)
+    filters = Filters(options.max_characters, options.max_ratio)
+    sentencepiece()
+    check_new(folder)
     with whole_folder(folder) as partial:
-        return _prepare(files, partial, settings, filters, watch, say)
+        return _prepare(files, partial, options, filters, track, announce)
 
 
 def _prepare(
     files: Mapping[str, tuple[Path, Path]],
     folder: Path,
-    settings: Preparation,
+    options: BitextOptions,
     filters: Filters,
-    watch: Watch,
-    say: Callable[[str], None],
+    track: Track,
+    announce: Callable[[str], None],
 ) -> dict[str, Any]:
-    report: dict[str, Any] = {"settings": asdict(settings), "files": {}, "pairs": {}}
-    texts: dict[str, tuple[list[str], list[str]]] = {}
-    for split, paths in files.items():
-        training = split == "train"
-        chosen = select(
-            *paths,
-            filters if training else replace(filters, max_ratio=None),
-            settings.sample if training else None,
-            settings.seed,
-            watch(split),
+    read: dict[str, dict[str, int]] = {}
+    splits: dict[str, tuple[list[str], list[str]]] = {}
+    for split, (source, target) in files.items():
+        is_training = split == "train"
+        selection = select(
+            source,
+            target,
+            filters if is_training else replace(filters, max_ratio=None),
+            options.sample if is_training else None,
+            options.seed,
+            lambda pairs, split=split: track(pairs, f"reading {split}"),
         )
-        report["files"][split] = [path.name for path in paths]
-        report["pairs"][split] = chosen.report()
-        texts[split] = [pair[0] for pair in chosen.pairs], [pair[1] for pair in chosen.pairs]
-        for side, sentences in zip(SIDES, texts[split], strict=True):
-            write_text(folder / f"{split}.{side}", "".join(f"{sentence}\n" for sentence in sentences))
-    say("learning the pieces")
-    source, target = texts["train"]
-    tokenizer = learn_pieces(source, target, settings.pieces, settings.threshold)
-    tokenizer.save(folder)
-    say("counting tokens")
-    shared = len(set(tokenizer.source) & set(tokenizer.target))
-    report["pieces"] = {"source": len(tokenizer.source), "target": len(tokenizer.target), "both": shared}
-    report["tokens"] = {split: _tokens(tokenizer, sides) for split, sides in texts.items()}
-    report["digest"] = _digest(folder)
-    write_json(folder / REPORT, report)
-    return report
+        read[split] = selection.counts()
+        splits[split] = [pair[0] for pair in selection.pairs], [pair[1] for pair in selection.pairs]
+    announce("learning the pieces")
+    tokenizer, sizes = learn_pieces(*splits["train"], options.pieces, options.threshold)
+    announce("counting tokens")
+    types = [set(tokenizer.source_types), set(tokenizer.target_types)]
+    report = {
+        "options": asdict(options),
+        "sources": {split: [path.name for path in paths] for split, paths in files.items()},
+        "read": read,
+        "written": {split: _count(tokenizer, sides) for split, sides in splits.items()},
+        "types": {
+            **sizes,
+            "source": len(types[0]),
+            "target": len(types[1]),
+            "both": len(types[0] & types[1]),
+        },
+    }
+    texts = {
+        f"{split}.{side}": text for split, sides in splits.items() for side, text in zip(SIDES, sides, strict=True)
+    }
+    return BitextCorpus.fill(folder, texts, tokenizer, report)
 
 
-def _tokens(tokenizer: PieceTokenizer, sides: tuple[list[str], list[str]]) -> dict[str, int]:
-    """How many tokens each side has, and how many of them are unknown."""
-    counts = {}
+def _count(tokenizer: PieceTokenizer, sides: tuple[list[str], list[str]]) -> dict[str, int]:
+    """Count the sentences of a split, and the tokens and unknown tokens of each side."""
+    counts = {"sentences": len(sides[0])}
     encoders = tokenizer.encode_source, tokenizer.encode_target
     for side, encode, sentences in zip(SIDES, encoders, sides, strict=True):
         tokens = np.concatenate(encode(sentences))
-        counts[side] = len(tokens)
-        counts[f"{side}_unknown"] = int((tokens == tokenizer.unknown).sum())
+        counts[f"{side}_tokens"] = len(tokens)
+        counts[f"{side}_unknown"] = int((tokens == tokenizer.unk).sum())
     return counts
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:32]
-
-
-def corpus_fingerprint(folder: str | Path) -> str:
-    """By which a corpus is known, wherever it is."""
-    path = Path(folder) / REPORT
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["digest"]
-    except FileNotFoundError:
-        raise ValueError(f"{path}: not there; a corpus is a folder made by `stackattn mt prepare`") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not the report of `stackattn mt prepare`: {error!r}") from None
-
-
-def read_split(folder: str | Path, split: str) -> tuple[list[str], list[str]]:
-    """Source and target sentences of a prepared corpus."""
-    paths = [Path(folder) / f"{split}.{side}" for side in SIDES]
-    for path in paths:
-        if not path.exists():
-            raise ValueError(f"{path}: not there; was the corpus prepared with a {split} set?")
-    source, target = (path.read_bytes().decode().split("\n")[:-1] for path in paths)  # a \r may be in a sentence
-    return source, target

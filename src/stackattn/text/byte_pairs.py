@@ -1,4 +1,4 @@
-"""Byte-pair encoding by SentencePiece, as the paper has it: learned from sentences that are taken as they are."""
+"""Byte-pair encoding with SentencePiece: training and loading models."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ from collections.abc import Iterable
 from typing import Any
 
 INSTALL = "pip install 'stackattn[text]'"
-LIMIT = 4192  # bytes of a sentence that SentencePiece reads if it is not told otherwise
+DEFAULT_LIMIT = 4192  # SentencePiece's default for the longest sentence to learn from, in bytes
 
 
 def sentencepiece() -> Any:
-    """The library, if it is there."""
+    """Import and return SentencePiece; a ModuleNotFoundError says how to install it."""
     try:
         import google.protobuf  # noqa: F401
         import sentencepiece
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"pieces need SentencePiece: {INSTALL}", name=error.name) from None
+        raise ModuleNotFoundError(
+            f"pieces of words need the package sentencepiece: {INSTALL}", name=error.name
+        ) from None
     return sentencepiece
 
 
 def train_model(sentences: Iterable[str], size: int) -> bytes:
-    """A model of `size` pieces, or of fewer where the text has no more, with every character of it.
+    """Learn a model of `size` pieces, or of fewer if the text is small; it covers every character of the text.
 
-    Only a sentence with U+2585, which SentencePiece keeps for its own use, is not learned from.
+    Sentences that contain U+2585, which SentencePiece reserves, are ignored.
+
+    Raises:
+        ValueError: if SentencePiece cannot learn from this text.
     """
     trainer, written = sentencepiece().SentencePieceTrainer, io.BytesIO()
     sentences = list(sentences)
     longest = max((len(sentence.encode()) for sentence in sentences), default=0)
-    # It skips longer ones. A model has this setting in it, so it is made only where it matters.
-    limit = {"max_sentence_length": longest} if longest > LIMIT else {}
+    # SentencePiece skips longer sentences. The limit is stored in the model, so it is set only when it is needed:
+    # otherwise models of ordinary text would not stay the same byte for byte.
+    limit = {"max_sentence_length": longest} if longest > DEFAULT_LIMIT else {}
     try:
         trainer.train(
             sentence_iterator=iter(sentences),
@@ -51,11 +57,16 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
     return written.getvalue()
 
 
-def load_model(model: bytes) -> Any:
-    """What divides sentences by a model."""
+def load_model(model: bytes, name: str = "") -> Any:
+    """Return the SentencePiece processor of a model; `name` is the file to mention in errors."""
     processor = sentencepiece().SentencePieceProcessor()
     try:
         processor.load_from_serialized_proto(model)
     except RuntimeError as error:
-        raise ValueError(f"not a SentencePiece model: {error}") from None
+        raise ValueError(f"{name + ': ' if name else ''}not a SentencePiece model: {error}") from None
     return processor
+
+
+def split_pieces(processor: Any, line: str) -> list[str]:
+    """Return the pieces of a line, with <unk> for unknown characters, unlike SentencePiece's own text output."""
+    return [processor.id_to_piece(i) for i in processor.encode(line)]

@@ -1,97 +1,228 @@
-"""A prepared corpus is a folder:
+"""Prepared corpora: what monolingual corpora and bitext have in common.
 
-train.txt, validation.txt, test.txt   one sentence per line, tokens separated by single spaces, unknown words replaced
-vocabulary.json                  the types, and what stands for unknown words (with pieces.model for SentencePiece)
-report.json                      where it came from, counts, what was dropped, and a checksum of all of it
+A corpus is a folder with one text file per split (two in bitext), the files of the tokenizer, and report.json:
+
+    kind                 monolingual or bitext
+    options, sources     how it was prepared, and from which files
+    read, written        counts for each split, before and after preparation
+    types                number of types
+    files                lines, bytes and checksum of every other file of the folder
+    fingerprint          hash of the names and checksums of all these files
+
+The fingerprint does not depend on where the folder is. Every file is compared with its checksum when it is read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeAlias
 
-from ..files import whole_folder, write_json, write_text
-from .vocabulary import CLASSES, Vocabulary
+from ..files import write_json, write_text
+from ..lines import decode_text, read_json_object
+from .old_fingerprints import KEYS as OLD_KEYS
+from .old_fingerprints import verify_old_corpus
 
 SPLITS = ("train", "validation", "test")
 REPORT = "report.json"
-Sentences = list[list[str]]
+COMMANDS = {
+    "monolingual": "`stackattn lm prepare` or `stackattn lm prepare-ptb`",
+    "bitext": "`stackattn mt prepare`",
+}
+"""The commands that prepare each kind of corpus."""
+
+Track: TypeAlias = Callable[[Iterable[Any], str], Iterable[Any]]
+"""Wraps an iterable to show progress; the second argument describes the work."""
 
 
-def write_corpus(
-    folder: Path, splits: Mapping[str, Sentences], vocabulary: Vocabulary, report: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Write the folder, which appears whole or not at all. Returns the report with counts of what was written."""
-    checksum = hashlib.sha256(json.dumps([vocabulary.types, vocabulary.unknown]).encode())
-    checksum.update(vocabulary.pieces or b"")
-    counts: dict[str, dict[str, int]] = {}
-    with whole_folder(folder) as partial:
-        vocabulary.save(partial)
-        for split in SPLITS:
-            text, counts[split] = _replace_unknown(splits[split], vocabulary, split)
-            checksum.update(text.encode())
-            write_text(partial / f"{split}.txt", text)
-        types, digest = len(vocabulary.types), checksum.hexdigest()[:16]
-        found = {**report, "types": types, "written": counts, "checksum": digest}
-        write_json(partial / REPORT, found)
-    return found
+def no_progress(items: Iterable[Any], description: str) -> Iterable[Any]:
+    """The default `Track`: shows nothing."""
+    return items
 
 
-def _replace_unknown(sentences: Sentences, vocabulary: Vocabulary, split: str) -> tuple[str, dict[str, int]]:
-    if not sentences:
-        raise ValueError(f"{split}: no sentences are left")
-    lines, tokens, unknown = [], 0, 0
-    given = None if vocabulary.unknown == CLASSES else vocabulary.unknown  # which the text itself may have
-    for number, sentence in enumerate(sentences, 1):
-        try:
-            types = [vocabulary.type_of(token) for token in sentence]
-        except ValueError as error:
-            raise ValueError(f"{split}, sentence {number}: {error}") from None
-        tokens += len(types)
-        unknown += sum(a != b or a == given for a, b in zip(types, sentence, strict=True))
-        lines.append(" ".join(types) + "\n")
-    return "".join(lines), {"sentences": len(sentences), "tokens": tokens, "unknown": unknown}
+class Tokenizer(Protocol):
+    """The token numbers and sizes that models need, and the files of a tokenizer."""
+
+    @property
+    def bos(self) -> int: ...
+
+    @property
+    def eos(self) -> int: ...
+
+    @property
+    def pad(self) -> int: ...
+
+    @property
+    def input_size(self) -> int: ...
+
+    @property
+    def output_size(self) -> int: ...
+
+    def save(self, folder: Path) -> None: ...
 
 
-def read_split(folder: str | Path, split: str, vocabulary: Vocabulary) -> list[list[int]]:
-    """The sentences of a split as numbers."""
+class Corpus(ABC):
+    """A prepared corpus, opened from its folder.
+
+    Opening reads only report.json; a split is compared with its checksum when it is read.
+
+    Args:
+        folder: a folder made by `stackattn lm prepare` or `stackattn mt prepare`.
+
+    Raises:
+        ValueError: if the folder contains no corpus or one of another kind, or its report is damaged.
+    """
+
+    kind: ClassVar[str]
+    """`monolingual` or `bitext`."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.report = _read_report(self.folder, self.kind)
+        self._is_old = "fingerprint" not in self.report
+        self._is_verified = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Path-independent hash of the content: the text, which split each line belongs to, and the tokenizer."""
+        return self.report[OLD_KEYS[self.kind] if self._is_old else "fingerprint"]
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer of the corpus."""
+
+    @abstractmethod
+    def read_split(self, split: str) -> Any:
+        """Read one of `SPLITS`, verifying its content."""
+
+    def check_fingerprint(self, expected: str | None) -> None:
+        """Raise a ValueError unless this is the corpus with the expected fingerprint; None accepts any corpus."""
+        if expected not in (None, self.fingerprint):
+            raise ValueError(
+                f"folder: {self.folder} contains another corpus: expected the fingerprint {expected}, found "
+                f"{self.fingerprint}"
+            )
+
+    def read_file(self, name: str) -> bytes:
+        """Read a file of the corpus and compare it with the report.
+
+        Raises:
+            ValueError: if there is no such file or its content is not what was prepared.
+        """
+        if self._is_old and not self._is_verified:
+            verify_old_corpus(self.folder, self.kind, self.report)
+            self._is_verified = True
+        path = self.folder / name
+        if not path.exists():
+            raise ValueError(f"{path}: no such file; prepare the corpus again with {COMMANDS[self.kind]}")
+        data = path.read_bytes()
+        if not self._is_old:
+            self._verify(path, data)
+        return data
+
+    def _verify(self, path: Path, data: bytes) -> None:
+        files = self.report["files"]
+        if path.name not in files:
+            raise ValueError(f"{path}: not listed in {REPORT}, so it is no part of the corpus")
+        expected, found = files[path.name], describe(data)
+        if expected != found:
+            summary = "{lines:,} lines, {bytes:,} bytes, checksum {checksum:.12}"
+            raise ValueError(
+                f"{path}: expected {summary.format(**expected)}, as {REPORT} states, found {summary.format(**found)}; "
+                "the file was changed after the corpus was prepared: prepare the corpus again"
+            )
+
+    def read_sentences(self, name: str) -> list[str]:
+        """Read and verify a file with one sentence per line."""
+        text = decode_text(self.read_file(name), str(self.folder / name))
+        if not text:
+            raise ValueError(f"{self.folder / name}: expected at least one sentence, found an empty file")
+        return text.removesuffix("\n").split("\n")  # only a newline ends a line
+
+    @classmethod
+    def fill(
+        cls, folder: Path, texts: Mapping[str, Iterable[str]], tokenizer: Tokenizer, report: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Write a corpus into an empty folder, such as `files.whole_folder` gives.
+
+        Args:
+            texts: the lines of each text file.
+            report: all of report.json except what is added here: `kind`, `files` and `fingerprint`.
+
+        Returns:
+            The complete report.
+        """
+        for name, lines in texts.items():
+            write_text(folder / name, "".join(f"{line}\n" for line in lines))
+        tokenizer.save(folder)
+        files = {path.name: describe(path.read_bytes()) for path in sorted(folder.iterdir())}
+        found = {"kind": cls.kind, **report, "files": files, "fingerprint": _fingerprint(files)}
+        write_json(folder / REPORT, found)
+        return found
+
+
+def check_split(split: str) -> None:
+    """Raise a ValueError unless `split` is one of `SPLITS`."""
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
-    path = Path(folder) / f"{split}.txt"
-    if split == "validation" and not path.exists():
-        path = path.with_name("valid.txt")  # the name in corpora prepared before
+
+
+def describe(data: bytes) -> dict[str, Any]:
+    """Return the entry of a file in report.json."""
+    return {"lines": data.count(b"\n"), "bytes": len(data), "checksum": hashlib.sha256(data).hexdigest()}
+
+
+def _fingerprint(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """The name of a file is hashed with its content: it says which split the lines belong to."""
+    entries = "".join(f"{name}\0{files[name]['checksum']}\n" for name in sorted(files))
+    return hashlib.sha256(entries.encode()).hexdigest()[:32]
+
+
+def _read_report(folder: Path, kind: str) -> dict[str, Any]:
+    path = folder / REPORT
+    expected = f"expected a {kind} corpus made by {COMMANDS[kind]}"
     if not path.exists():
-        raise FileNotFoundError(f"{path}: not there; `stackattn lm prepare` or `prepare-ptb` makes it")
-    sentences = []
-    with open(path, encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                sentences.append(vocabulary.encode(line.rstrip("\n").split(" ")))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-    if not sentences:
-        raise ValueError(f"{path}: no sentences")
-    return sentences
+        raise ValueError(f"{path}: no such file; {expected}, found {_describe_folder(folder)}")
+    report = read_json_object(path)
+    old = [name for name, key in OLD_KEYS.items() if isinstance(report.get(key), str)]
+    found = report.get("kind", old[0] if old else None)
+    if found not in OLD_KEYS:
+        raise ValueError(f"{path}: {expected}, found a report of no known kind")
+    if found != kind:
+        raise ValueError(f"{folder}: {expected}, found a {found} corpus made by {COMMANDS[found]}")
+    if "fingerprint" in report or not old:
+        _check_files(path, report)
+    return report
 
 
-def corpus_fingerprint(folder: str | Path) -> str:
-    """By which a corpus is known, wherever it is."""
-    path = Path(folder) / REPORT
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: not there; `stackattn lm prepare` or `prepare-ptb` makes it")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["checksum"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not the report of `stackattn lm prepare`: {error!r}") from None
+def _check_files(path: Path, report: Mapping[str, Any]) -> None:
+    """The list of files must be complete and must be what the fingerprint was computed from."""
+    files, types = report.get("files"), {"lines": int, "bytes": int, "checksum": str}
+    if not isinstance(files, dict) or not all(
+        isinstance(entry, dict) and {key: type(value) for key, value in entry.items()} == types
+        for entry in files.values()
+    ):
+        raise ValueError(f"{path}: files: expected lines, bytes and checksum of each file; prepare the corpus again")
+    if report.get("fingerprint") != (found := _fingerprint(files)):
+        raise ValueError(
+            f"{path}: expected the fingerprint of the listed files, {found}, found {report.get('fingerprint')!r}; "
+            "prepare the corpus again"
+        )
 
 
-def share_out(sentences: Sentences, shares: Sequence[int]) -> dict[str, Sentences]:
-    """Divide sentences, in their order, into splits of so many parts each."""
-    if len(shares) != len(SPLITS) or min(shares) < 1:
-        raise ValueError(f"expected {len(SPLITS)} positive shares such as 80/10/10, got {'/'.join(map(str, shares))}")
-    ends = [sum(shares[: i + 1]) * len(sentences) // sum(shares) for i in range(len(SPLITS))]
-    starts = [0, *ends]
-    return {split: sentences[starts[i] : ends[i]] for i, split in enumerate(SPLITS)}
+def _describe_folder(folder: Path) -> str:
+    """Say what a folder without report.json contains."""
+    if not folder.exists():
+        return "no such folder"
+    if not folder.is_dir():
+        return "a file"
+    for name, description in (
+        ("metrics.jsonl", "a training run"),
+        ("model.safetensors", "a saved model"),
+        ("train.json", "strings made by `stackattn language write`"),
+    ):
+        if (folder / name).exists():
+            return description
+    return "other files" if any(folder.iterdir()) else "an empty folder"

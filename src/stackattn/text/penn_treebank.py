@@ -1,96 +1,130 @@
-"""The Penn Treebank as Dyer et al. (2016) prepared it: from the `.mrg` files of a licensed copy to sentences.
+"""The Penn Treebank as prepared by Dyer et al. (2016), from the `.mrg` files of a licensed copy.
 
-Their data has two oddities, which are repeated here: in section 24, `wsj_2424` stands in the place of `wsj_2423` too,
-and one training sentence, the only one that begins with `#`, is missing.
+Two oddities of their data are reproduced: in section 24, `wsj_2424` also replaces `wsj_2423`, and one training
+sentence, the only one that starts with `#`, is missing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .corpus import Sentences, share_out
+from ..files import check_new, whole_folder
+from .corpus import Track, no_progress
+from .monolingual_corpus import Sentences, divide, fill_monolingual
 from .trees import read_sentences
 from .unknown import PLAIN
 from .vocabulary import CLASSES, Vocabulary, count_vocabulary
 
 SECTIONS: dict[str, Sequence[int]] = {"train": range(2, 22), "validation": (24,), "test": (23,)}
-LEFT_OUT = 33571  # of the training sentences, counted from 1
+LEFT_OUT = 33571  # number of the missing training sentence, counted from 1
 MIN_COUNT = 2  # rarer words of the training sentences are unknown
 EXPECTED = {
     "training sentences": 39831,
     "training tokens": 950012,
     "types": 23832,
     "classes of unknown words": 66,
-    "sentences of section 24": 1346,  # before `wsj_2424` takes the place of `wsj_2423`; how many then, nobody says
+    "sentences of section 24": 1346,  # before `wsj_2424` replaces `wsj_2423`; no source gives the number after it
     "test sentences": 2416,
 }
 _NAME = re.compile(r"wsj_(\d\d)\d\d\.mrg", re.IGNORECASE)
 
-Track = Callable[[Sequence[Path]], Iterable[Path]]
+
+def prepare_treebank(
+    path: Path, folder: Path, shares: Sequence[int] | None = None, track: Track = no_progress
+) -> tuple[dict[str, Any], Vocabulary]:
+    """Write a new corpus from treebank files.
+
+    Args:
+        path: folder that contains `wsj_NNNN.mrg` files at any depth, or one file.
+        folder: must not exist; appears complete or not at all.
+        shares: for a part of the treebank, the proportions of the splits, such as (80, 10, 10). None: the standard
+            sections of the whole treebank.
+        track: wraps the files to show progress.
+
+    Returns:
+        The report of the corpus and its vocabulary.
+
+    Raises:
+        FileExistsError: if the folder exists.
+        ValueError: if sections are missing, or naming file and line of a bracketing error.
+    """
+    check_new(folder)
+    if shares is None and path.is_file():
+        raise ValueError(f"{path}: one file has no sections; divide its sentences with --split 80/10/10")
+    with whole_folder(folder) as partial:
+        splits, notes = read_sections(path, track) if shares is None else read_part(path, shares, track)
+        vocabulary = treebank_vocabulary(splits["train"], whole=shares is None)
+        report = {"options": {"shares": None if shares is None else list(shares)}, "sources": "Penn Treebank", **notes}
+        return fill_monolingual(partial, splits, vocabulary, report), vocabulary
 
 
 def find_files(path: Path) -> list[Path]:
-    """A file itself, or all `.mrg` files of a folder and those in it, in the order of their paths."""
+    """Return a file itself, or all `.mrg` files below a folder, sorted by path."""
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if not (files := sorted(x for x in path.rglob("*") if x.suffix.lower() == ".mrg")):
-        raise FileNotFoundError(f"{path}: no .mrg files in it; the parsed part of a Penn Treebank has them (mrg/wsj)")
+        raise FileNotFoundError(f"{path}: no .mrg files found; expected the parsed part of a Penn Treebank (mrg/wsj)")
     return files
 
 
 def by_section(files: Iterable[Path]) -> dict[int, list[Path]]:
-    """The files of each section of the Wall Street Journal part, wherever they lie, in the order of their names."""
+    """Group the files of the Wall Street Journal part by section, sorted by name, wherever they are."""
     named: dict[str, Path] = {}
     for file in files:
         if _NAME.fullmatch(file.name) and (other := named.setdefault(file.name.lower(), file)) != file:
-            raise ValueError(f"{file.name} is there twice: {other} and {file}; name the folder of one copy")
+            raise ValueError(f"{file.name} was found twice: {other} and {file}; pass the folder of one copy")
     sections: dict[int, list[Path]] = {}
     for name in sorted(named):
         sections.setdefault(int(name[4:6]), []).append(named[name])
     return sections
 
 
-def read_sections(path: Path, track: Track = iter, left_out: int = LEFT_OUT) -> tuple[dict[str, Sentences], dict]:
-    """Training, validation and test sentences of a whole treebank, and counts of what was read."""
+def read_sections(
+    path: Path, track: Track = no_progress, left_out: int = LEFT_OUT
+) -> tuple[dict[str, Sentences], dict[str, Any]]:
+    """Read the training, validation and test sentences of a whole treebank, and counts for the report."""
     sections = by_section(find_files(path))
     needed = sorted(number for numbers in SECTIONS.values() for number in numbers)
     if missing := [f"{number:02d}" for number in needed if number not in sections]:
         found = f"sections {', '.join(f'{x:02d}' for x in sections)}" if sections else "no files named wsj_NNNN.mrg"
         raise ValueError(
-            f"{path}: has {found}; missing: {', '.join(missing)}. For a part of the treebank, say how to divide it: "
-            "--split 80/10/10"
+            f"{path}: found {found}; missing: {', '.join(missing)}. Divide a part of the treebank with --split 80/10/10"
         )
-    contents = {file: list(read_sentences(file)) for file in track([x for number in needed for x in sections[number]])}
+    selected = [x for number in needed for x in sections[number]]
+    contents = {file: list(read_sentences(file)) for file in track(selected, "reading trees")}
     empty = _drop_empty(contents)
     counts = {f"{number:02d}": sum(len(contents[file]) for file in sections[number]) for number in needed}
     files = {split: [x for number in numbers for x in sections[number]] for split, numbers in SECTIONS.items()}
-    files["validation"] = _with_slip(files["validation"])
+    files["validation"] = _replace_2423(files["validation"])
     splits = {split: [x for file in group for x in contents[file]] for split, group in files.items()}
     training = splits["train"]
-    is_there = len(training) >= left_out and training[left_out - 1][0] == "#"
-    if is_there:
+    is_present = len(training) >= left_out and training[left_out - 1][0] == "#"
+    if is_present:
         del training[left_out - 1]
-    notes = {"trees without words": empty, "training sentence left out": left_out if is_there else None}
+    notes = {"trees without words": empty, "training sentence left out": left_out if is_present else None}
     return splits, {**notes, "sentences of sections": counts}
 
 
-def _with_slip(files: list[Path]) -> list[Path]:
+def _replace_2423(files: list[Path]) -> list[Path]:
     names = {file.name.lower(): file for file in files}
-    if "wsj_2423.mrg" not in names or "wsj_2424.mrg" not in names:
-        raise ValueError("section 24: wsj_2423.mrg and wsj_2424.mrg are needed, and one of them is missing")
+    if missing := [name for name in ("wsj_2423.mrg", "wsj_2424.mrg") if name not in names]:
+        raise ValueError(f"section 24: expected the files wsj_2423.mrg and wsj_2424.mrg, missing: {missing[0]}")
     return [names["wsj_2424.mrg"] if file.name.lower() == "wsj_2423.mrg" else file for file in files]
 
 
-def read_part(path: Path, shares: Sequence[int], track: Track = iter) -> tuple[dict[str, Sentences], dict]:
-    """Sentences of a part of the treebank, divided in their order."""
-    splits = {"all": [sentence for file in track(find_files(path)) for sentence in read_sentences(file)]}
-    empty = _drop_empty(splits)
-    return share_out(splits["all"], shares), {"trees without words": empty, "shares": list(shares)}
+def read_part(
+    path: Path, shares: Sequence[int], track: Track = no_progress
+) -> tuple[dict[str, Sentences], dict[str, Any]]:
+    """Read the sentences of a part of the treebank and divide them in order, and counts for the report."""
+    files = track(find_files(path), "reading trees")
+    parts = {"all": [sentence for file in files for sentence in read_sentences(file)]}
+    empty = _drop_empty(parts)
+    return divide(parts["all"], shares), {"trees without words": empty}
 
 
 def _drop_empty(parts: dict[Any, Sentences]) -> int:
@@ -101,12 +135,16 @@ def _drop_empty(parts: dict[Any, Sentences]) -> int:
 
 
 def treebank_vocabulary(training: Sentences, whole: bool) -> Vocabulary:
-    """Of a part of the treebank, UNK is always a type: it stands for classes that training does not have."""
+    """Return the vocabulary of training sentences.
+
+    In a part of the treebank (`whole` is false), UNK is always a type: it replaces words of classes that do not occur
+    in training.
+    """
     return count_vocabulary(training, MIN_COUNT, CLASSES, extra=() if whole else (PLAIN,))
 
 
 def compare(report: Mapping[str, Any], vocabulary: Vocabulary) -> list[tuple[str, int, int]]:
-    """What was expected of the whole treebank and what was found; `report` is what `write_corpus` gives."""
+    """Return name, expected number and found number for each figure in `EXPECTED`, from a corpus's report."""
     written = report["written"]
     found = {
         "training sentences": written["train"]["sentences"],
@@ -116,4 +154,4 @@ def compare(report: Mapping[str, Any], vocabulary: Vocabulary) -> list[tuple[str
         "sentences of section 24": report["sentences of sections"]["24"],
         "test sentences": written["test"]["sentences"],
     }
-    return [(what, number, found[what]) for what, number in EXPECTED.items()]
+    return [(name, number, found[name]) for name, number in EXPECTED.items()]

@@ -1,18 +1,17 @@
-"""Pieces of words as tokens: SentencePiece, learned from two languages at once, and one vocabulary for both.
+"""The tokenizer of bitext: SentencePiece learned from two languages together, with one vocabulary for both.
 
-Token numbers, with the pieces in order of their code points:
+Token numbers; pieces are sorted by code points:
 
     pieces of the target language     can be predicted
-    UNK                               can be predicted, but never is in training text
+    UNK                               can be predicted, but does not occur in training text
     EOS                               can be predicted
-    pieces of the source alone
+    pieces of the source language only
     BOS
     PAD
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -22,45 +21,50 @@ from typing import Any
 import numpy as np
 
 from ..files import write_bytes, write_json
+from ..lines import read_json_object
 from .byte_pairs import load_model, sentencepiece, train_model
 
 MODEL, VOCABULARY = "pieces.model", "pieces.json"
 
 
 class PieceTokenizer:
-    """Sentences to tokens and back.
+    """Converts sentences to tokens and back.
 
-    Each language uses only its own pieces, whatever was learned from both together: a piece that the language hardly
-    ever has is divided into smaller ones, down to single characters.
+    Each language uses only its own pieces, although they were learned from both: a piece that is rare in a language is
+    divided into smaller ones there, down to single characters.
+
+    Args:
+        pieces_model: a serialised SentencePiece model.
+        source_types, target_types: the pieces that occur in the training text of each language.
     """
 
-    def __init__(self, model: bytes, source: Sequence[str], target: Sequence[str]):
-        """`model` as SentencePiece writes it; the pieces that occur in the training text of each language."""
-        self.model, self.source, self.target = model, sorted(source), sorted(target)
-        only_source = sorted(set(source) - set(target))
-        self.unknown = len(self.target)
-        self.eos = self.unknown + 1
+    def __init__(self, pieces_model: bytes, source_types: Sequence[str], target_types: Sequence[str]):
+        self.pieces_model = pieces_model
+        self.source_types, self.target_types = sorted(source_types), sorted(target_types)
+        only_source = sorted(set(source_types) - set(target_types))
+        self.unk = len(self.target_types)
+        self.eos = self.unk + 1
         self.bos = self.eos + 1 + len(only_source)
         self.pad = self.bos + 1
         self.input_size, self.output_size = self.pad + 1, self.eos + 1
-        self._encoders = [_processor(model, pieces) for pieces in (self.source, self.target)]
-        numbers = {piece: i for i, piece in enumerate(self.target)}
+        self._encoders = [_processor(pieces_model, types) for types in (self.source_types, self.target_types)]
+        numbers = {piece: i for i, piece in enumerate(self.target_types)}
         outputs = self._table(numbers)
         numbers |= {piece: self.eos + 1 + i for i, piece in enumerate(only_source)}
         self._tables = self._table(numbers), outputs
 
     def _table(self, numbers: dict[str, int]) -> np.ndarray:
-        """The token of each piece of the SentencePiece model, which has numbers of its own."""
+        """(P,): the token of each piece of the SentencePiece model, which numbers them differently."""
         pieces = self._encoders[0]
-        found = [numbers.get(pieces.id_to_piece(i), self.unknown) for i in range(pieces.get_piece_size())]
+        found = [numbers.get(pieces.id_to_piece(i), self.unk) for i in range(pieces.get_piece_size())]
         return np.array(found, dtype=np.int32)
 
     def encode_source(self, sentences: Sequence[str]) -> list[np.ndarray]:
-        """Tokens without EOS. What was in no training text becomes UNK."""
+        """Return the tokens of source sentences, without EOS; unknown characters become UNK."""
         return self._encode(0, sentences)
 
     def encode_target(self, sentences: Sequence[str]) -> list[np.ndarray]:
-        """Tokens without BOS and EOS, all of which can be predicted."""
+        """Return the tokens of target sentences, without BOS and EOS; all of them can be predicted."""
         return self._encode(1, sentences)
 
     def _encode(self, side: int, sentences: Sequence[str]) -> list[np.ndarray]:
@@ -68,54 +72,69 @@ class PieceTokenizer:
         return [self._tables[side][np.array(row, dtype=np.int64)] for row in pieces]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The sentence of predicted tokens without EOS."""
-        pieces = [self.target[token] if token < self.unknown else "<unk>" for token in tokens]
+        """Return the sentence of predicted tokens without EOS."""
+        pieces = [self.target_types[token] if token < self.unk else "<unk>" for token in tokens]
         return self._encoders[1].decode_pieces(pieces)
 
     def save(self, folder: Path) -> None:
+        """Write pieces.model and pieces.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(folder / MODEL, self.model)
-        write_json(folder / VOCABULARY, {"source": self.source, "target": self.target})
+        write_bytes(folder / MODEL, self.pieces_model)
+        write_json(folder / VOCABULARY, {"source": self.source_types, "target": self.target_types})
 
     @classmethod
     def load(cls, folder: str | Path) -> PieceTokenizer:
+        """Read what `save` wrote; errors name the file."""
         model, vocabulary = (Path(folder) / name for name in (MODEL, VOCABULARY))
         for path in (model, vocabulary):
             if not path.exists():
-                raise FileNotFoundError(f"{path}: not there; a translation model comes with {MODEL} and {VOCABULARY}")
-        try:
-            values = json.loads(vocabulary.read_text(encoding="utf-8"))
-            source, target = values["source"], values["target"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{vocabulary}: expected pieces of source and target: {error!r}") from None
+                raise FileNotFoundError(
+                    f"{path}: no such file; a translation model needs {MODEL} and {VOCABULARY} beside it"
+                )
+        values = read_json_object(vocabulary)
+        for side in ("source", "target"):
+            if not isinstance(values.get(side), list) or not all(isinstance(x, str) for x in values[side]):
+                raise ValueError(f"{vocabulary}: {side}: expected a list of pieces")
         data = model.read_bytes()
-        try:
-            load_model(data)
-        except ValueError as error:
-            raise ValueError(f"{model}: {error}") from None
-        return cls(data, source, target)
+        load_model(data, str(model))
+        return cls(data, values["source"], values["target"])
 
 
 def learn_pieces(
     source: Sequence[str], target: Sequence[str], size: int = 32000, threshold: int = 50
-) -> PieceTokenizer:
+) -> tuple[PieceTokenizer, dict[str, int]]:
     """Learn byte-pair encoding from the sentences of both languages together.
 
     Args:
-        source, target: sentences
-        size: pieces to learn; fewer where the text has no more.
-        threshold: a language uses those pieces that it has so many times when all may be used, and single characters.
+        source, target: sentences.
+        size: number of pieces to learn; fewer are learned from a small text.
+        threshold: a language uses the pieces that occur at least this often in its sentences when all pieces are
+            allowed, and single characters.
+
+    Returns:
+        The tokenizer, and the numbers of pieces that were `learned`, are `occurring` in the text, and are `frequent`:
+        those that reach the threshold in at least one language.
+
+    Raises:
+        ValueError: if `size` or `threshold` is out of range, or SentencePiece cannot learn from the text.
     """
-    if size < 1 or threshold < 0:
-        raise ValueError(f"size and threshold: expected a positive and a whole number, got {size} and {threshold}")
+    if size < 1:
+        raise ValueError(f"size: expected at least 1 piece, got {size}")
+    if threshold < 0:
+        raise ValueError(f"threshold: expected at least 0, got {threshold}")
     model = train_model(chain(source, target), size)
-    every = _processor(model)
-    used = []
+    unrestricted = _processor(model)
+    used: list[list[str]] = []
+    all_occurring: set[str] = set()
+    all_frequent: set[str] = set()
     for sentences in (source, target):
-        counts = _count(every, sentences)
-        often = [piece for piece, count in counts.items() if count >= threshold]
-        used.append(list(_count(_processor(model, often), sentences)))
-    return PieceTokenizer(model, *used)
+        counts = _count(unrestricted, sentences)
+        frequent = [piece for piece, count in counts.items() if count >= threshold]
+        used.append(list(_count(_processor(model, frequent), sentences)))
+        all_occurring |= set(counts)
+        all_frequent |= set(frequent)
+    sizes = {"learned": unrestricted.get_piece_size(), "occurring": len(all_occurring), "frequent": len(all_frequent)}
+    return PieceTokenizer(model, *used), sizes
 
 
 def _count(processor: Any, sentences: Sequence[str]) -> Counter[str]:
@@ -124,13 +143,12 @@ def _count(processor: Any, sentences: Sequence[str]) -> Counter[str]:
 
 
 def _processor(model: bytes, pieces: Sequence[str] | None = None) -> Any:
-    """With all its pieces or, besides single characters, only those given.
+    """Load a model with all its pieces or, besides single characters, only the given ones.
 
-    This is what `spm_encode --vocabulary` does: it marks the other pieces as unused, and whatever would become one of
-    them is divided again.
+    Like `spm_encode --vocabulary`, this marks the other pieces as unused, so that they are divided further.
     """
     if pieces is not None:
-        sentencepiece()  # says what to install if it is not there
+        sentencepiece()  # raises with a hint if it is not installed
         from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore
 
         allowed, proto = set(pieces), ModelProto.FromString(model)

@@ -1,23 +1,53 @@
-"""Plain text, tokens separated by blanks, to sentences: what is not a sentence dropped, paragraphs divided, counted."""
+"""Preparing monolingual corpora from plain text whose tokens are separated by spaces."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from .byte_pairs import load_model
-from .corpus import Sentences
-from .vocabulary import split_pieces
+from ..files import check_new, whole_folder
+from ..lines import read_lines
+from .byte_pairs import load_model, sentencepiece, split_pieces, train_model
+from .corpus import SPLITS, Track, no_progress
+from .monolingual_corpus import Sentences, fill_monolingual
+from .vocabulary import CLASSES, count_vocabulary
 
 ENDS = (".", "!", "?")
 CLOSING = ("''", ")", "]")
 _HEADING = re.compile(r"\s*(= ){1,6}.*( =){1,6}\s*")
 
 
+@dataclass(frozen=True)
+class PlainTextOptions:
+    """How plain text is prepared."""
+
+    drop_headings: bool = False
+    """Drop lines such as ` = = Title = = `."""
+    split_sentences: bool = False
+    """Split each line, a paragraph, into sentences."""
+    max_length: int | None = None
+    """Drop sentences of more tokens; None keeps all of them."""
+    min_count: int | None = None
+    """Replace tokens that are rarer in the training text; None: 2 for words, 1 for pieces."""
+    unknown: str = "<unk>"
+    """The type that replaces them."""
+    pieces: str | None = None
+    """SentencePiece: the number of pieces to learn, or the file of a model; None: the tokens are words."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "min_count"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        if len(self.unknown.split()) != 1 or self.unknown == CLASSES:
+            raise ValueError(f"unknown: expected a token without spaces other than {CLASSES!r}, got {self.unknown!r}")
+
+
 @dataclass
 class Counts:
-    """What became of the lines of a file."""
+    """What happened to the lines of a file."""
 
     lines: int = 0
     blank: int = 0
@@ -25,11 +55,71 @@ class Counts:
     sentences: int = 0
     too_long: int = 0
     tokens_too_long: int = 0
-    """Tokens of the sentences that were too long."""
+    """Number of tokens in the sentences that were too long."""
+
+
+def prepare_plain(
+    files: Mapping[str, Path], folder: Path, options: PlainTextOptions | None = None, track: Track = no_progress
+) -> dict[str, Any]:
+    """Write a new corpus from text files.
+
+    Args:
+        files: a text file, or one compressed by gzip, for each of `SPLITS`.
+        folder: must not exist; appears complete or not at all.
+        track: wraps the lines of each file to show progress.
+
+    Returns:
+        The report of the corpus.
+
+    Raises:
+        ModuleNotFoundError: before anything is read or written, if pieces need SentencePiece and it is not installed.
+        FileExistsError: if the folder exists.
+        ValueError: naming the file and the line of an error in the text.
+    """
+    options = options or PlainTextOptions()
+    if options.pieces is not None:
+        sentencepiece()
+    check_new(folder)
+    with whole_folder(folder) as partial:
+        counts = {split: Counts() for split in SPLITS}
+        sentences = {
+            split: to_sentences(
+                track(read_lines(files[split]), f"reading {split}"),
+                drop_headings=options.drop_headings,
+                split=options.split_sentences,
+                counts=counts[split],
+            )
+            for split in SPLITS
+        }
+        for split in SPLITS:
+            if not sentences[split]:
+                raise ValueError(f"{files[split]}: expected at least one sentence, found none")
+        model = None
+        if options.pieces is not None:
+            model = _pieces_model(options.pieces, sentences["train"])
+            sentences = {split: to_pieces(sentences[split], model) for split in SPLITS}
+        sentences = {split: drop_long(sentences[split], options.max_length, counts[split]) for split in SPLITS}
+        options = replace(options, min_count=options.min_count or (2 if model is None else 1))
+        assert options.min_count is not None
+        vocabulary = count_vocabulary(sentences["train"], options.min_count, options.unknown, model)
+        report = {
+            "options": asdict(options),
+            "sources": {split: Path(files[split]).name for split in SPLITS},
+            "read": {split: asdict(counts[split]) for split in SPLITS},
+        }
+        return fill_monolingual(partial, sentences, vocabulary, report)
+
+
+def _pieces_model(pieces: str, training: Sentences) -> bytes:
+    if pieces.isdigit():
+        return train_model((" ".join(sentence) for sentence in training), int(pieces))
+    model = Path(pieces).read_bytes()
+    load_model(model, pieces)
+    return model
 
 
 def to_sentences(lines: Iterable[str], *, drop_headings: bool, split: bool, counts: Counts) -> Sentences:
-    """The words of each line that is not blank, or of each sentence in it; counted in `counts`."""
+    """Return the words of each non-blank line or, with `split`, of each sentence in it; updates `counts`."""
     sentences: Sentences = []
     for line in lines:
         counts.lines += 1
@@ -45,9 +135,14 @@ def to_sentences(lines: Iterable[str], *, drop_headings: bool, split: bool, coun
 
 
 def split_sentences(words: Sequence[str]) -> Sentences:
-    """Divide a paragraph behind `.`, `!` and `?` and the brackets and quotation marks that they close.
+    """Split a paragraph after `.`, `!` and `?` and the brackets and quotation marks that they close.
 
-    Where the next word begins with a small letter, as in `" Why ? " he said .`, the sentence goes on.
+    A sentence continues if the next word starts with a lower-case letter, as in `" Why ? " he said .`
+
+    Example::
+
+        >>> split_sentences("It ended . He left .".split())
+        [['It', 'ended', '.'], ['He', 'left', '.']]
     """
     sentences: Sentences = []
     sentence: list[str] = []
@@ -65,6 +160,7 @@ def split_sentences(words: Sequence[str]) -> Sentences:
 
 
 def drop_long(sentences: Sentences, max_length: int | None, counts: Counts) -> Sentences:
+    """Drop sentences of more than `max_length` tokens; updates `counts`."""
     if max_length is None:
         return sentences
     long = [sentence for sentence in sentences if len(sentence) > max_length]
@@ -73,5 +169,6 @@ def drop_long(sentences: Sentences, max_length: int | None, counts: Counts) -> S
 
 
 def to_pieces(sentences: Sentences, model: bytes) -> Sentences:
+    """Split the words of sentences into the pieces of a SentencePiece model."""
     processor = load_model(model)
     return [split_pieces(processor, " ".join(sentence)) for sentence in sentences]

@@ -1,7 +1,6 @@
-"""The words of treebank files: `( (S (NP (DT The) (NN end)) ...) )`, one tree after the other.
+"""Reading the words of treebank files: `( (S (NP (DT The) (NN end)) ...) )`, one tree after another.
 
-A reader of our own, because it is shorter than what the readers of others need around them: they do not say in which
-line a bracket is missing, and what to do about empty elements is ours anyhow.
+Unlike general readers, this one names the line of a missing bracket and drops empty elements.
 """
 
 from __future__ import annotations
@@ -17,18 +16,21 @@ _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 def read_sentences(path: Path) -> Iterator[list[str]]:
-    """The words of each tree of a file; none for a tree of empty elements only."""
+    """Yield the words of each tree of a file; a tree that has only empty elements yields an empty list."""
     return parse_sentences(read_lines(path), str(path))
 
 
 def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
-    """As `read_sentences`; `source` is for messages.
+    """Like `read_sentences`, from lines; `source` is the file's name in errors.
 
-    A line that begins with a bracket begins a tree, so that a bracket that is missing is found in the tree where it is.
+    A line that starts with a bracket starts a tree, so that a missing bracket is reported in the tree that lacks it.
+
+    Raises:
+        ValueError: naming the line of a missing or superfluous bracket, or of a word without a tag.
     """
     words: list[str] = []
-    open_at: list[int] = []  # the line of each bracket that is still open
-    texts: list[list[str]] = []  # of each of them: a label, or a tag and a word
+    open_at: list[int] = []  # the line of each open bracket
+    texts: list[list[str]] = []  # the content of each open bracket: a label, or a tag and a word
     has_children: list[bool] = []
 
     def fail(line: int, message: str) -> ValueError:
@@ -37,7 +39,9 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
     number = 0
     for number, line in enumerate(lines, 1):
         if line.startswith("(") and open_at:
-            raise fail(number, f"a tree begins here, but the one of line {open_at[0]} lacks {len(open_at)} brackets")
+            raise fail(
+                number, f"a tree starts here, but the tree of line {open_at[0]} lacks {len(open_at)} closing brackets"
+            )
         for token in _TOKEN.findall(line):
             if token == "(":
                 if open_at:
@@ -48,7 +52,7 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
                 texts.append([])
                 has_children.append(False)
             elif not open_at:
-                raise fail(number, "this bracket closes nothing" if token == ")" else f"{token!r} is in no tree")
+                raise fail(number, "unmatched closing bracket" if token == ")" else f"{token!r} is outside of a tree")
             elif token != ")":
                 if has_children[-1]:
                     raise fail(number, f"{token!r} has no tag: expected (TAG {token})")
@@ -58,10 +62,10 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
                 content, is_inner = texts.pop(), has_children.pop()
                 if not is_inner and len(content) > 2:
                     raise fail(number, f"expected (TAG word), got ({' '.join(content)})")
-                if not is_inner and len(content) == 2 and content[0] != EMPTY:  # less than two: nothing is left of it
+                if not is_inner and len(content) == 2 and content[0] != EMPTY:  # fewer than two: an empty element
                     words.append(content[1])
                 if not open_at:
                     yield words
                     words = []
     if open_at:
-        raise fail(number, f"the file ends, but the tree of line {open_at[0]} lacks {len(open_at)} brackets")
+        raise fail(number, f"the file ends, but the tree of line {open_at[0]} lacks {len(open_at)} closing brackets")

@@ -1,4 +1,4 @@
-"""The classes that stand for unknown words of the Penn Treebank, as Dyer et al. (2016) have them."""
+"""The classes that replace unknown words of the Penn Treebank, as defined by Dyer et al. (2016)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ SUFFIXES = ("ed", "ing", "ion", "er", "est", "ly", "ity", "y", "al")
 
 
 def unknown_class(word: str, dictionary: Container[str]) -> str:
-    """The class of a word that is not in the dictionary, by its look: capitals, digits, dashes and endings.
+    """Return the class of a word that is not in the dictionary, from its capitals, digits, dashes and ending.
 
-    Only ASCII letters and digits count as such.
+    Only ASCII letters and digits count.
+
+    Example::
+
+        >>> unknown_class("Bonks", {"bonk"})
+        'UNK-INITC-s'
     """
     lower = word.lower()
     capitals = sum(c in string.ascii_uppercase for c in word)

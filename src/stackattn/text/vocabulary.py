@@ -1,12 +1,11 @@
-"""Vocabularies of language models: from a line of text to numbers and back, unknown words included.
+"""Vocabularies of language models: from text to token numbers and back, including unknown words.
 
-The numbers are those of the paper's models: the types in order, then EOS, BOS and padding. A model can predict types
-and EOS, so these come first.
+The numbers are those of the paper's models: the types in order, then EOS, BOS and PAD. Types and EOS come first because
+these are what a model predicts.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,25 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_bytes, write_json
-from .byte_pairs import load_model
+from ..lines import read_json_object
+from .byte_pairs import load_model, split_pieces
 from .unknown import PLAIN, unknown_class
 
 FILE, PIECES = "vocabulary.json", "pieces.model"
 CLASSES = "classes"
-END = "</s>"  # how EOS is shown
+EOS_TEXT = "</s>"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
+    """The types of a language model; a tokenizer that splits at spaces or, with a model, into pieces.
+
+    Example::
+
+        >>> vocabulary = Vocabulary(("<unk>", "a", "b"), unknown="<unk>")
+        >>> vocabulary.encode(vocabulary.split("b a c"))
+        [2, 1, 0]
+        >>> vocabulary.decode([2, 1, 0])
+        'b a <unk>'
+    """
+
     types: tuple[str, ...]
+    """The types in the order of their numbers."""
     unknown: str | None = None
-    """What stands for unknown tokens: a type, or `classes` for those of `unknown_class`; None if nothing does."""
-    pieces: bytes | None = None
-    """A SentencePiece model, if the tokens are its pieces."""
+    """The type that replaces unknown tokens, or `classes` for those of `unknown_class`; None: unknown tokens are
+    errors."""
+    pieces_model: bytes | None = None
+    """A SentencePiece model if the tokens are its pieces; None: tokens are separated by spaces."""
 
     def __post_init__(self) -> None:
         if len(self._numbers) != len(self.types):
-            raise ValueError("types: expected each one once")
+            twice = next(name for name, count in Counter(self.types).items() if count > 1)
+            raise ValueError(f"types: expected different types, got {twice!r} more than once")
         if self.unknown not in (None, CLASSES) and self.unknown not in self._numbers:
             raise ValueError(f"unknown: expected one of the types or {CLASSES!r}, got {self.unknown!r}")
 
@@ -51,23 +65,29 @@ class Vocabulary:
 
     @property
     def input_size(self) -> int:
+        """Number of tokens that a model reads."""
         return len(self.types) + 3
 
     @property
     def output_size(self) -> int:
+        """Number of tokens that a model predicts: the types and EOS."""
         return len(self.types) + 1
 
     def split(self, line: str) -> list[str]:
-        """The tokens of a line of text: pieces, or else what is between blanks."""
-        return line.split() if self.pieces is None else split_pieces(self._processor, line)
+        """Split a line of text into tokens."""
+        return line.split() if self.pieces_model is None else split_pieces(self._processor, line)
 
-    def join(self, tokens: Sequence[int]) -> str:
-        """The text of types by their numbers."""
+    def encode(self, tokens: Iterable[str]) -> list[int]:
+        """Return the numbers of tokens; a ValueError names a token that nothing represents."""
+        return [self._numbers[self.type_of(token)] for token in tokens]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of types given by their numbers."""
         words = [self.types[i] for i in tokens]
-        return " ".join(words) if self.pieces is None else self._processor.decode(words)
+        return " ".join(words) if self.pieces_model is None else self._processor.decode(words)
 
     def type_of(self, token: str) -> str:
-        """The token itself if it is a type, or what stands for it."""
+        """Return the token itself if it is a type, otherwise the type that replaces it."""
         if token in self._numbers:
             return token
         if self.unknown == CLASSES:
@@ -76,29 +96,38 @@ class Vocabulary:
                     return name
         elif self.unknown is not None:
             return self.unknown
-        raise ValueError(f"{token!r} is not in the vocabulary of {len(self.types)} types, and nothing stands for it")
-
-    def encode(self, tokens: Iterable[str]) -> list[int]:
-        return [self._numbers[self.type_of(token)] for token in tokens]
+        raise ValueError(f"{token!r} is not in the vocabulary of {len(self.types)} types, which has none for it")
 
     def save(self, folder: Path) -> None:
+        """Write vocabulary.json and, if there is a SentencePiece model, pieces.model."""
         folder.mkdir(parents=True, exist_ok=True)
-        if self.pieces is not None:
-            write_bytes(folder / PIECES, self.pieces)
-        write_json(folder / FILE, {"types": self.types, "unknown": self.unknown, "pieces": self.pieces is not None})
+        has_pieces = self.pieces_model is not None
+        if self.pieces_model is not None:
+            write_bytes(folder / PIECES, self.pieces_model)
+        write_json(folder / FILE, {"types": self.types, "unknown": self.unknown, "pieces": has_pieces})
 
     @classmethod
     def load(cls, folder: str | Path) -> Vocabulary:
+        """Read what `save` wrote; errors name the file."""
         path = Path(folder) / FILE
         if not path.exists():
-            raise FileNotFoundError(f"{path}: not there; `stackattn lm prepare` makes it, and a run keeps it in best/")
+            raise FileNotFoundError(
+                f"{path}: no such file; `stackattn lm prepare` writes it to the corpus, and training to best/"
+            )
+        values = read_json_object(path)
+        types, unknown, has_pieces = (values.get(key) for key in ("types", "unknown", "pieces"))
+        if not isinstance(types, list) or not all(isinstance(x, str) for x in types):
+            raise ValueError(f"{path}: types: expected a list of types")
+        if not isinstance(unknown, str | None) or not isinstance(has_pieces, bool):
+            raise ValueError(f"{path}: expected the keys unknown (text or null) and pieces (true or false)")
+        model = (path.parent / PIECES).read_bytes() if has_pieces else None
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            types, unknown = tuple(values["types"]), values["unknown"]
-            pieces = (path.parent / PIECES).read_bytes() if values["pieces"] else None
-            return cls(types, unknown, pieces)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not a vocabulary: {error!r}") from error
+            vocabulary = cls(tuple(types), unknown, model)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        if model is not None:
+            load_model(model, str(path.parent / PIECES))
+        return vocabulary
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -106,25 +135,26 @@ class Vocabulary:
 
     @cached_property
     def _processor(self) -> Any:
-        assert self.pieces is not None
-        return load_model(self.pieces)
+        assert self.pieces_model is not None
+        return load_model(self.pieces_model)
 
 
 def count_vocabulary(
     training: Iterable[Iterable[str]],
     min_count: int,
     unknown: str,
-    pieces: bytes | None = None,
+    pieces_model: bytes | None = None,
     extra: Iterable[str] = (),
 ) -> Vocabulary:
-    """The tokens that occur at least `min_count` times in the training sentences, what stands for the others, and
-    `extra` types, all in alphabetical order."""
+    """Build a vocabulary of the tokens of the training sentences, in alphabetical order.
+
+    Args:
+        training: the tokens of each sentence.
+        min_count: rarer tokens are unknown.
+        unknown: the type that replaces them, or `CLASSES`.
+        extra: further types.
+    """
     counts = Counter(token for sentence in training for token in sentence)
     known = {token for token, count in counts.items() if count >= min_count}
     others = {unknown_class(x, known) for x in counts if x not in known} if unknown == CLASSES else {unknown}
-    return Vocabulary(tuple(sorted(known | others | set(extra))), unknown, pieces)
-
-
-def split_pieces(processor: Any, line: str) -> list[str]:
-    """Unlike SentencePiece's own text output, this has <unk> for what the model does not know."""
-    return [processor.id_to_piece(i) for i in processor.encode(line)]
+    return Vocabulary(tuple(sorted(known | others | set(extra))), unknown, pieces_model)

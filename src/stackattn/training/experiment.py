@@ -88,12 +88,6 @@ def model_folder(folder: str | Path) -> Path:
     return folder
 
 
-def check_corpus(folder: str | Path, expected: str | None, found: str) -> None:
-    """That the corpus in a folder is the one of a configuration, by its checksum."""
-    if expected not in (None, found):
-        raise ValueError(f"folder: {folder} has another corpus: expected {expected}, got {found}")
-
-
 def perplexity(nats: float) -> float:
     """Of a cross-entropy; infinite where a float ends, and nan stays nan."""
     return math.exp(nats) if nats < 700 else nats * math.inf

@@ -17,10 +17,11 @@ from ..config import kinds, require
 from ..models import TransformerLM
 from ..models.saving import load, save
 from ..text.batching import pad, token_batches
-from ..text.corpus import REPORT, corpus_fingerprint, read_split
+from ..text.corpus import REPORT
+from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.vocabulary import Vocabulary
 from .architectures import TransformerOptions, build_language_model
-from .experiment import check_corpus, config_of, in_section, model_folder, perplexity
+from .experiment import config_of, in_section, model_folder, perplexity
 from .loop import TrainingConfig
 from .processes import find_device
 from .run import TrainingRun
@@ -50,7 +51,7 @@ class LMDataOptions:
         require(1 <= low <= high, "batch_tokens_range", "two numbers of at least 1, the smaller first", [low, high])
         # Without the corpus one can still look at what was trained on it.
         if self.checksum is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "checksum", corpus_fingerprint(self.folder))
+            object.__setattr__(self, "checksum", MonolingualCorpus(self.folder).fingerprint)
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,11 @@ def build_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
 class LMTask:
     def __init__(self, options: LMDataOptions):
         self.options = options
-        self.vocabulary = Vocabulary.load(options.folder)
-        check_corpus(options.folder, options.checksum, corpus_fingerprint(options.folder))
-        self.training = read_split(options.folder, "train", self.vocabulary)
-        self.validation = read_split(options.folder, "validation", self.vocabulary)
+        corpus = MonolingualCorpus(options.folder)
+        corpus.check_fingerprint(options.checksum)
+        self.vocabulary = corpus.tokenizer()
+        self.training = corpus.encode_split("train", self.vocabulary)
+        self.validation = corpus.encode_split("validation", self.vocabulary)
         self._lengths = [len(sentence) for sentence in self.training]
         self._costs = [length + (not options.published) for length in self._lengths]
 
@@ -196,14 +198,14 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Perplexity of the best model of a run on a split of its corpus, or of whatever corpus is in the folder `data`."""
     options = config_of(LMConfig, folder).data
-    corpus = corpus_fingerprint(data or options.folder)
+    corpus = MonolingualCorpus(data or options.folder)
     if data is None:
-        check_corpus(options.folder, options.checksum, corpus)
+        corpus.check_fingerprint(options.checksum)
     model, vocabulary = load_language_model(folder, device)
-    found = evaluate_sentences(model, read_split(data or options.folder, split, vocabulary), vocabulary)
+    found = evaluate_sentences(model, corpus.encode_split(split, vocabulary), vocabulary)
     return {
         "split": split,
-        "corpus": corpus,
+        "corpus": corpus.fingerprint,
         "model": TrainingRun(folder).model_checksum(),
         **found,
         "parameters": sum(x.numel() for x in model.parameters()),

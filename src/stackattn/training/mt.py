@@ -15,9 +15,10 @@ from ..config import require
 from ..models import Seq2SeqConfig, Seq2SeqTransformer
 from ..models.saving import save
 from ..text.batching import pad, token_batches
-from ..text.bitext_corpus import REPORT, corpus_fingerprint, read_split
+from ..text.bitext_corpus import BitextCorpus
+from ..text.corpus import REPORT
 from ..text.pieces import PieceTokenizer
-from .experiment import check_corpus, config_of, in_section, perplexity
+from .experiment import config_of, in_section, perplexity
 from .loop import TrainingConfig
 
 IGNORED = -100  # a target that costs nothing: behind the end
@@ -42,7 +43,7 @@ class MTDataOptions:
         require(0 <= smoothing < 1, "label_smoothing", "at least 0 and less than 1", smoothing)
         # Without the corpus one can still look at what was trained on it.
         if self.digest is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "digest", corpus_fingerprint(self.folder))
+            object.__setattr__(self, "digest", BitextCorpus(self.folder).fingerprint)
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,12 @@ class Pairs:
 
 class MTTask:
     def __init__(self, options: MTDataOptions):
-        check_corpus(options.folder, options.digest, corpus_fingerprint(options.folder))
+        corpus = BitextCorpus(options.folder)
+        corpus.check_fingerprint(options.digest)
         self.options = options
-        self.tokenizer = PieceTokenizer.load(options.folder)
-        self.training = Pairs(self.tokenizer, *read_split(options.folder, "train"))
-        self.validation = Pairs(self.tokenizer, *read_split(options.folder, "validation"))
+        self.tokenizer = corpus.tokenizer()
+        self.training = Pairs(self.tokenizer, *corpus.read_split("train"))
+        self.validation = Pairs(self.tokenizer, *corpus.read_split("validation"))
 
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
         return self.training.batches(self.options.batch_tokens, generator)
@@ -181,6 +183,6 @@ class MTTask:
 def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:
     """Sources and references of the corpus that a run was trained on; `folder` says where it is, if it has moved."""
     options = config_of(MTConfig, run).data
-    folder = folder or options.folder
-    check_corpus(folder, options.digest, corpus_fingerprint(folder))
-    return read_split(folder, split)
+    corpus = BitextCorpus(folder or options.folder)
+    corpus.check_fingerprint(options.digest)
+    return corpus.read_split(split)

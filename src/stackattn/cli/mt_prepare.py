@@ -1,0 +1,82 @@
+"""`stackattn mt prepare`: filter bitext and learn its tokenizer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(commands: Any) -> None:
+    prepare = commands.add_parser(
+        "prepare",
+        help="prepare a corpus from bitext: filter pairs of sentences and learn a tokenizer",
+        description="Filter pairs of sentences and learn a tokenizer for both languages. Files are UTF-8 text with one "
+        "sentence per line, or WMT's SGML (.sgm); both may be compressed (.gz). The defaults are the paper's.",
+    )
+    for split, required in (("train", True), ("validation", True), ("test", False)):
+        prepare.add_argument(
+            f"--{split}",
+            nargs=2,
+            type=Path,
+            required=required,
+            metavar=("SOURCE", "TARGET"),
+            help=f"the two files of the {split} set{'' if required else ' (default: no test set)'}",
+        )
+    prepare.add_argument("--out", required=True, metavar="FOLDER", help="folder of the corpus; must not exist")
+    for name, kind, default, description in (
+        ("--max-characters", int, 150, "drop pairs with a sentence of more than N characters"),
+        ("--max-ratio", float, 4.0, "drop training pairs with a side more than N times as long as the other"),
+        ("--sample", int, 100_000, "number of training pairs to draw at random; 0 keeps all of them, in order"),
+        ("--seed", int, 123, "seed of the sample"),
+        ("--pieces", int, 32_000, "number of pieces to learn; fewer are learned from a small text"),
+        ("--threshold", int, 50, "number of times a language must contain a piece to use it"),
+    ):
+        prepare.add_argument(
+            name, type=kind, default=default, metavar="N", help=f"{description} (default: %(default)s)"
+        )
+
+
+def prepare(args: argparse.Namespace) -> int:
+    from ..text.bitext_corpus import BitextOptions, prepare_bitext
+    from ..text.corpus import SPLITS
+    from .progress import track
+
+    names = ("max_characters", "max_ratio", "seed", "pieces", "threshold")
+    options = BitextOptions(sample=args.sample or None, **{name: getattr(args, name) for name in names})
+    files = {split: tuple(pair) for split in SPLITS if (pair := getattr(args, split))}
+    report = prepare_bitext(files, args.out, options, track, lambda stage: print(f"{stage}...", file=sys.stderr))
+    _show(report)
+    print(f"written to {args.out}")
+    types = report["types"]
+    if types["frequent"] < types["occurring"] / 2:
+        print(
+            f"warning: only {types['frequent']:,} of {types['occurring']:,} pieces occur at least {options.threshold} "
+            "times in a language; the others are divided into smaller ones. Lower --threshold for a small corpus.",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    """Print the counts of a report, one column per split."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..text.bitext import REASONS
+
+    table = Table(title="Pairs", title_justify="left")
+    table.add_column("")
+    for split in report["read"]:
+        table.add_column(split, justify="right")
+    for row in ("read", *REASONS, "kept", "used"):
+        counts = [read.get(row) for read in report["read"].values()]
+        table.add_row(f"- {row}" if row in REASONS else row, *("" if n is None else f"{n:,}" for n in counts))
+    for side in ("source", "target"):
+        table.add_row(f"{side} tokens", *(f"{x[f'{side}_tokens']:,}" for x in report["written"].values()))
+        table.add_row("  unknown", *(f"{x[f'{side}_unknown']:,}" for x in report["written"].values()))
+    Console().print(table)
+    types = report["types"]
+    print(f"{types['source']:,} source and {types['target']:,} target types, {types['both']:,} of them in both")
