@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stackattn.config import from_values, load_config
-from stackattn.paper.configurations import config_class, configuration_names, find_configuration
+from stackattn.config import from_values
+from stackattn.paper.configurations import configuration_names, find_configuration, load_configuration
 from stackattn.paper.experiments import TARGETS
 from stackattn.paper.models import MT_TYPES, PTB_TYPES, count_parameters, paper_models
 from stackattn.paper.names import LABELS, SLUGS
@@ -18,11 +18,10 @@ COMMANDS = {"demo": "cfl", **{name: target.command for name, target in TARGETS.i
 LANGUAGES = [(task, SLUGS[label], count) for table, task, label, count in paper_models() if table == "Table 5"]
 PTB = [(SLUGS[label], count) for _, task, label, count in paper_models() if task == "ptb"]
 MT = [(task[3:], SLUGS[label], count) for table, task, label, count in paper_models() if table == "Table 3"]
-PAPER = ["data.published=false", "model.published=false", "training.published=false"]
 
 
-def load(name, overrides=()):
-    return load_config(config_class(COMMANDS[name.split("/")[0]]), find_configuration(name), list(overrides))
+def load(name, preset=None):
+    return load_configuration(COMMANDS[name.split("/")[0]], name, preset=preset)
 
 
 def test_every_cell_has_a_configuration():
@@ -61,7 +60,7 @@ def test_figure_2(task, model, count):
 @pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize(("model", "count"), PTB)
 def test_table_2(model, count, published):
-    config = load(f"table-2/ptb/{model}", [] if published else PAPER)
+    config = load(f"table-2/ptb/{model}", None if published else "paper")
     vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
     with torch.device("meta"):
         assert sum(x.numel() for x in lm.build_model(config, vocabulary).parameters()) == count

@@ -5,7 +5,7 @@ such as torch, are inside `run`, so that `--help` is fast.
 
 Commands:
 
-- `demo`, `analyse`, `cfl`, `lm` (with `lm_prepare`), `mt`, `language`, `params`, `reproduce`
+- `demo`, `analyse`, `cfl`, `lm` (with `lm_prepare`), `mt`, `language`, `params`, `config`, `reproduce`
 
 Shared by the commands:
 
@@ -30,6 +30,7 @@ COMMANDS = {
     "mt": "prepare parallel text, train translation models on it, translate and evaluate",
     "language": "list formal languages, sample and score strings, write data sets",
     "params": "compare the parameter counts of the paper's models with the paper's tables",
+    "config": "list configuration keys and show the shipped configurations",
     "reproduce": "reproduce the figures and tables of the paper",
 }
 

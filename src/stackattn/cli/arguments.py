@@ -121,6 +121,12 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that change a configuration."""
     parser.add_argument(
+        "--preset",
+        choices=("paper", "published"),
+        help="follow the paper or the published code in the options where they differ (default: as the configuration "
+        "says; the paper if it does not)",
+    )
+    parser.add_argument(
         "--set",
         nargs="+",
         action="extend",

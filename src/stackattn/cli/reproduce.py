@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     target, out = TARGETS[args.action], Path(args.out)
     failed = []
     if target.trains and (args.budget != 0 or args.job is not None):
-        jobs = target.jobs(out, args.tasks, args.models, args.restarts, args.configs, args.set)
+        jobs = target.jobs(out, args.tasks, args.models, args.restarts, args.configs, args.set, args.preset)
         if args.job is not None:
             if not 0 <= args.job < len(jobs):
                 raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")

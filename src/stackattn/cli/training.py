@@ -40,16 +40,13 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
 
 
 def _read_config(args: argparse.Namespace) -> Any:
-    from ..config import from_values, load_config
-    from ..paper.configurations import config_class, find_configuration
+    from ..paper.configurations import config_class, load_configuration
     from ..training.experiment import config_of
 
-    cls = config_class(args.command)
-    if args.config is not None:
-        return load_config(cls, find_configuration(args.config), args.set)
-    if not args.set and getattr(args, "resume", False):
-        return config_of(cls, args.out)
-    return from_values(cls, {}, args.set)
+    changed = args.config is not None or args.set or args.preset is not None
+    if getattr(args, "resume", False) and not changed:
+        return config_of(config_class(args.command), args.out)
+    return load_configuration(args.command, args.config, args.set, args.preset)
 
 
 def _train(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ Modules:
 - `names`: labels and slugs of the paper's models
 - `models`: sizes and parameter counts of the paper's models
 - `configurations`: the shipped configurations (`configs/`), found by name
+- `presets`: the options in which the published code differs from the paper
 - `experiments`: which runs make up each figure and table, and how they are shown
 - `cells`: the runs of one model on one task
 - `figure_2`, `table_2`, `table_3`: one figure or table each, from the runs that exist

@@ -10,6 +10,7 @@ A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, withou
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,34 @@ def find_configuration(name: str) -> Path:
     raise FileNotFoundError(
         f"config: expected a YAML file or the name of a shipped configuration, got {name!r}; {hint}"
     )
+
+
+def load_configuration(
+    command: str, name: str | Path | None, overrides: Sequence[str] = (), preset: str | None = None
+) -> Any:
+    """Load a configuration and expand its preset.
+
+    Args:
+        command: the training command, `cfl`, `lm` or `mt`.
+        name: path of a YAML file or name of a shipped configuration; None for one that consists of overrides.
+        overrides: changes such as `"training.max_epochs=5"`.
+        preset: `paper` or `published`; replaces the preset of the file.
+
+    Raises:
+        FileNotFoundError: if there is neither a file nor a shipped configuration of that name.
+        ConfigError: if it is not a valid configuration.
+
+    Example:
+        >>> load_configuration("cfl", "figure-2/dyck/tf-nd", ["training.max_epochs=5"]).model.d_model
+        28
+    """
+    from ..config import from_values, load_config
+    from .presets import PRESETS
+
+    changes = [*overrides, *([] if preset is None else [f"preset={preset}"])]
+    if name is None:
+        return from_values(config_class(command), {}, changes, presets=PRESETS)
+    return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS)
 
 
 def config_class(command: str) -> type[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .configurations import CONFIGS, config_class
+from .configurations import CONFIGS, load_configuration
 from .names import LABELS, TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Target:
         restarts: int,
         configs: Path | None = None,
         overrides: Sequence[str] = (),
+        preset: str | None = None,
     ) -> list[tuple[Path, Any]]:
         """Run folders and configurations: restart 0 of every cell, then restart 1, and so on.
 
@@ -67,19 +68,18 @@ class Target:
             restarts: number of runs of each cell.
             configs: folder of the configurations, TASK/MODEL.yaml; the shipped ones by default.
             overrides: changes to every configuration, such as `training.max_epochs=5`.
+            preset: `paper` or `published`; replaces the preset of the configurations.
 
         Raises:
             ValueError: if `configs` is not a folder, or a configuration is invalid.
         """
-        from ..config import load_config
         from ..training.sweep import restart
 
         folder = configs or CONFIGS / self.configs
         if not folder.is_dir():
             raise ValueError(f"--configs: expected a folder, got {folder}")
-        cls = config_class(self.command)
         loaded = {
-            (task, model): load_config(cls, folder / task / f"{model}.yaml", list(overrides))
+            (task, model): load_configuration(self.command, folder / task / f"{model}.yaml", overrides, preset)
             for task in tasks
             for model in models
         }

@@ -1,0 +1,47 @@
+"""The runs in experiments/results: they still load, and still give the tables committed beside them."""
+
+from pathlib import Path
+
+import pytest
+
+from stackattn.config import to_values
+from stackattn.paper.experiments import TARGETS
+from stackattn.training.experiment import config_of
+from stackattn.training.sweep import restart
+
+RESULTS = Path(__file__).parents[2] / "experiments/results"
+RUNS = sorted(
+    path.parent
+    for target in TARGETS.values()
+    if target.trains
+    for path in (RESULTS / target.configs).rglob("metrics.jsonl")
+)
+
+
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_committed_tables_are_what_the_code_makes_of_the_committed_runs(name, tmp_path, capsys):
+    target = TARGETS[name]
+    results = RESULTS / target.configs
+    assert target.show(target.cells(results), tmp_path) == 0
+    assert (tmp_path / f"{name}.md").read_text() == (results / f"{name}.md").read_text()
+    assert capsys.readouterr().err == ""  # nothing had to be measured again
+
+
+def test_there_are_runs():
+    assert len(RUNS) == 41
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: "-".join(folder.parts[-4:]))
+def test_a_committed_run_has_the_shipped_configuration(folder):
+    """Options, learning rate and seeds are those that `stackattn reproduce` gives the restart today."""
+    name, task, model, number = folder.parts[-4:]
+    ((_, config),) = TARGETS[name].jobs(folder, [task], [model], 1)
+    expected, stored = (options(x) for x in (restart(config, int(number)), config_of(type(config), folder)))
+    assert stored == expected
+
+
+def options(config):
+    values = to_values(config)
+    for corpus in ("checksum", "digest", "fingerprint"):  # of data that is not in the repository
+        values.get("data", {}).pop(corpus, None)
+    return values
