@@ -46,6 +46,37 @@ def test_float32_logits_of_any_scale(scale, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1e30, -1e30, 1e300])
+def test_a_large_constant_in_all_logits_of_a_step_cancels(size, backend):
+    inputs = [torch.zeros_like(x) for x in random_transitions(2, 6, 2, 2, 1, 0, seeded())]
+    expected = with_gradients(log_space_weights, inputs)
+    for x in inputs:
+        x[:, 1::2] += size
+    assert_close(results(inputs, backend), expected, 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1e15, 1e30])
+def test_rows_sum_to_one_for_large_logits(size, backend):
+    inputs = random_transitions(2, 6, 2, 3, size, 0, seeded(), tied=True)
+    assert (results(inputs, backend)[0].sum((2, 3, 4)) - 1).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("deeper", [1e12, 1e30])
+def test_logits_far_below_the_largest_of_their_step_are_zero(deeper, backend):
+    """All runs are below the transitions of a state that none of them is in."""
+    inputs = [torch.zeros_like(x) for x in STACK.inputs(1, 5)]
+    for x in inputs[:2]:
+        x[:, :, :, :, 1] = -torch.inf
+    inputs[2][..., 1] = -torch.inf
+    for x in inputs:
+        x[:, 2, 0] -= deeper
+    weights = results(inputs, backend)[0]
+    assert_close([weights.sum((2, 3, 4))[0]], [torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0])], 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("deeper", [-200.0, 0.0, 35.0, 5000.0])
 @pytest.mark.parametrize(("T", "Q"), [(2, 1), (5, 2), (12, 1)])
 def test_decoy(T, Q, deeper, backend):

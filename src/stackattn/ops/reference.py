@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .pytorch.extended import LOWEST
 from .pytorch.log_chart import log_einsum, log_sum
 
 
@@ -46,7 +47,8 @@ def nondeterministic_readings(
     Log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q), where -inf forbids a transition; log_values (B, T, m);
     log_bottom (m,) or (B, m).
     """
-    push, replace, pop, v = (x.double() for x in (log_push, log_replace, log_pop, log_values))
+    push, replace, pop = _shifted(log_push.double(), log_replace.double(), log_pop.double())
+    v = log_values.double()
     (B, n, Q, S), m = push.shape[:4], v.shape[2]
     bottom = log_bottom.double().expand(B, m)
     _, gamma_prime, alpha = _inner_and_forward_weights(push, replace, pop)
@@ -78,12 +80,28 @@ def nondeterministic_weights(log_push: Tensor, log_replace: Tensor, log_pop: Ten
     the third axis index 0 is the bottom vector (i = -1), index i+1 the value pushed at argument index i.
     """
     B, n, Q, S = log_push.shape[:4]
-    gamma, _, alpha = _inner_and_forward_weights(log_push.double(), log_replace.double(), log_pop.double())
+    push, replace, pop = _shifted(log_push.double(), log_replace.double(), log_pop.double())
+    gamma, _, alpha = _inner_and_forward_weights(push, replace, pop)
     weights = [alpha[0][:, None, None].expand(B, 1, n + 1, Q, S)[:, :0]]
     for t in range(1, n + 1):
         log_weights = _sum_over_i("biqx,biqxry->biry", alpha, gamma, t) - _log_total(alpha[t])[:, None]
         weights.append(pad(log_weights.exp(), (0, 0, 0, 0, 0, n - t))[:, None])
     return torch.cat(weights, 1).to(log_push.dtype)
+
+
+def _shifted(push: Tensor, replace: Tensor, pop: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The log weights minus the largest one of each step; -inf where the difference is below `LOWEST`.
+
+    The subtraction divides all runs by the same number, which cancels. Sums of logits such as 1e30 would have no digits
+    left for the logarithms of the probabilities. The other backends have the same lower limit.
+    """
+    if push.shape[1] == 0:
+        return push, replace, pop
+    top = torch.stack([x.detach().flatten(2).amax(2) for x in (push, replace, pop)]).amax(0)  # (B, T)
+    top = top.where(top > -torch.inf, 0.0)
+    push, replace, pop = (x - top[(...,) + (None,) * (x.dim() - 2)] for x in (push, replace, pop))
+    push, replace, pop = (x.where(x >= LOWEST, -torch.inf) for x in (push, replace, pop))
+    return push, replace, pop
 
 
 def _inner_and_forward_weights(
