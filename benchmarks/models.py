@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from stackattn.paper.models import build, paper_config
+from stackattn.models import build_model
+from stackattn.paper.models import paper_config
 
 from .steps import Shape, Step, training_step
 
@@ -23,7 +24,7 @@ def _loss(logits: Tensor, text: Tensor) -> Tensor:
 def training(shape: Shape, architecture: str, **changes: Any) -> Step:
     """A training step on strings of T symbols, so T + 1 tokens with BOS in front: loss, gradients, clipping, Adam."""
     config = replace(paper_config(TASK, architecture, published=True), **changes)
-    model = build(config).train()
+    model = build_model(config).train()
     text = torch.randint(config.output_size, (shape.B, shape.T + 1))
     text[:, 0] = config.input_size - 1
     return training_step(model, lambda: _loss(model(text), text))
@@ -81,7 +82,7 @@ def loop_over_cells(shape: Shape) -> Step:
 def decoding(shape: Shape, architecture: str) -> Step:
     """One more token after T tokens and a few more; every tenth time it goes back to T."""
     config = paper_config(TASK, architecture, published=True)
-    model: Any = build(config).eval()
+    model: Any = build_model(config).eval()
     text = torch.randint(config.input_size - 1, (shape.B, shape.T + 1))
     text[:, 0] = config.input_size - 1
     with torch.no_grad():

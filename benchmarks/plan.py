@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stackattn.files import write_json, write_text
-from stackattn.paper.models import LANGUAGES, build, paper_config, paper_models
+from stackattn.models import build_model
+from stackattn.paper.models import LANGUAGES, paper_config, paper_models
 from stackattn.paper.names import SLUGS
 from stackattn.training.run import TrainingRun, environment, peak_memory
 
@@ -80,7 +81,7 @@ def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
     torch.set_num_threads(1)
     task, architecture = cell
     config = paper_config(task, architecture, published=True)
-    model = build(config)
+    model = build_model(config)
     optimizer = torch.optim.Adam(model.parameters())
 
     def text(size: int, length: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 import torch
 
-from stackattn.paper.models import PTB_TYPES, build, paper_config
+from stackattn.models import build_model
+from stackattn.paper.models import PTB_TYPES, paper_config
 from stackattn.text.vocabulary import Vocabulary
 from stackattn.training.lm import negative_log_likelihood
 
@@ -12,6 +13,6 @@ from .steps import Shape, Step, training_step
 def training(shape: Shape, architecture: str) -> Step:
     """Of B sentences of T tokens, as the training loop does it: the corpus has about 24 tokens to a sentence."""
     vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
-    model = build(paper_config("ptb", architecture, published=True)).train()
+    model = build_model(paper_config("ptb", architecture, published=True)).train()
     sentences = torch.randint(PTB_TYPES, (shape.B, shape.T)).tolist()
     return training_step(model, lambda: negative_log_likelihood(model, sentences, vocabulary).sum() / shape.B)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from stackattn.models import Seq2SeqTransformer
+from stackattn.models import Seq2SeqTransformer, build_model
 from stackattn.models.generation import beam_search
-from stackattn.paper.models import build, paper_config
+from stackattn.paper.models import paper_config
 
 from .steps import Shape, Step, training_step
 
@@ -17,7 +17,7 @@ BEAM = 4
 
 
 def _model(architecture: str) -> Seq2SeqTransformer:
-    model = build(paper_config(TASK, architecture, published=True))
+    model = build_model(paper_config(TASK, architecture, published=True))
     assert isinstance(model, Seq2SeqTransformer)
     return model
 

@@ -131,7 +131,7 @@ def test_superposition_runs():
 
 def transformer(layers):
     torch.manual_seed(0)
-    return TransformerLM(TransformerLMConfig(4, 4, layers, 8, 2, 16))
+    return TransformerLM(TransformerLMConfig(input_size=4, output_size=4, layers=layers, d_model=8, heads=2))
 
 
 def test_watching_a_transformer():
@@ -159,7 +159,7 @@ def test_watching_a_transformer():
 def test_watching_an_lstm(stack):
     """The trace's weights give the very reading that the model feeds back."""
     torch.manual_seed(0)
-    model = LSTMLM(LSTMConfig(4, 4, 6, stack)).eval()
+    model = LSTMLM(LSTMConfig(input_size=4, output_size=4, hidden_size=6, stack=stack)).eval()
     tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
     (trace,) = trace_stacks(model, tokens)
     assert trace.first == 1
@@ -186,4 +186,4 @@ def test_every_kind_of_stack_has_a_trace():
 
 def test_models_without_stacks():
     assert trace_stacks(transformer("2"), torch.tensor([[3, 0, 1]])) == []
-    assert trace_stacks(LSTMLM(LSTMConfig(4, 4, 6)), torch.tensor([[3, 0, 1]])) == []
+    assert trace_stacks(LSTMLM(LSTMConfig(input_size=4, output_size=4, hidden_size=6)), torch.tensor([[3, 0, 1]])) == []

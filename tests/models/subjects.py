@@ -47,16 +47,23 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 def lm(layers: str, **options: Any) -> TransformerLM:
     sizes = {"d_model": D, "heads": 2, "hidden_size": 8, "init_range": 0.5}
-    return TransformerLM(TransformerLMConfig(TOKENS, TOKENS, layers, **{**sizes, **options}))
+    return TransformerLM(
+        TransformerLMConfig(input_size=TOKENS, output_size=TOKENS, layers=layers, **{**sizes, **options})
+    )
 
 
 def lstm(stack: str | None, **options: Any) -> LSTMLM:
-    return LSTMLM(LSTMConfig(TOKENS, TOKENS, **{"hidden_size": 4, "stack": stack, "init_range": 0.7, **options}))
+    return LSTMLM(
+        LSTMConfig(
+            input_size=TOKENS, output_size=TOKENS, stack=stack, **{"hidden_size": 4, "init_range": 0.7, **options}
+        )
+    )
 
 
 def seq2seq(encoder: str, decoder: str, **options: Any) -> Seq2SeqTransformer:
-    sizes = {"d_model": D, "heads": 2, "hidden_size": 8, "init_range": 0.5}
-    return Seq2SeqTransformer(Seq2SeqConfig(TOKENS + 2, TOKENS, encoder, decoder, **{**sizes, **options}))
+    sizes = {"input_size": TOKENS + 2, "output_size": TOKENS, "d_model": D, "heads": 2, "hidden_size": 8}
+    config = {"layers": encoder, "decoder_layers": decoder, "init_range": 0.5, **sizes, **options}
+    return Seq2SeqTransformer(Seq2SeqConfig(**config))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -64,7 +71,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "Tf, tied": lambda: lm("1", tied=True),
     "Tf+Sup": lambda: lm("1.superposition-4.1"),
     "Tf+Nd": lambda: lm("1.nondeterministic-2-2-3.1"),
-    "Tf, mixed": lambda: lm("superposition-3x2.1.nondeterministic-1-2-2x2.nondeterministic-2-1-1", published=True),
+    "Tf, mixed": lambda: lm(
+        "superposition-3x2.1.nondeterministic-1-2-2x2.nondeterministic-2-1-1", push_activation="published"
+    ),
     "LSTM": lambda: lstm(None),
     "LSTM+Sup": lambda: lstm("superposition-3"),
     "LSTM+Nd": lambda: lstm("nondeterministic-2-2-3"),

@@ -38,10 +38,12 @@ def language_model(kind: str, seed: int, eos_bias: float = 0.0):
     torch.manual_seed(seed)
     if kind.startswith("lstm"):
         stack = kind.partition("+")[2] or None
-        model = LSTMLM(LSTMConfig(V + 1, V, hidden_size=8, stack=stack, init_range=1.5))
+        model = LSTMLM(LSTMConfig(input_size=V + 1, output_size=V, hidden_size=8, stack=stack, init_range=1.5))
     else:
         model = TransformerLM(
-            TransformerLMConfig(V + 1, V, layers=kind, d_model=8, heads=2, hidden_size=8, init_range=1.0)
+            TransformerLMConfig(
+                input_size=V + 1, output_size=V, layers=kind, d_model=8, heads=2, hidden_size=8, init_range=1.0
+            )
         )
     with torch.no_grad():
         nn.init.normal_(model.output.bias)  # an LSTM's first prediction would be uniform without it: ties
@@ -53,7 +55,9 @@ def language_model(kind: str, seed: int, eos_bias: float = 0.0):
 def seq2seq_model(kind: str, seed: int):
     torch.manual_seed(seed)
     layers = kind.split()[1]
-    config = Seq2SeqConfig(V + 1, V, layers, layers, d_model=8, heads=2, hidden_size=8, init_range=1.5)
+    config = Seq2SeqConfig(
+        input_size=V + 1, output_size=V, layers=layers, d_model=8, heads=2, hidden_size=8, init_range=1.5
+    )
     return Seq2SeqTransformer(config).double().eval()
 
 
@@ -339,7 +343,11 @@ def test_impossible_tokens_are_never_drawn(total):
 
 
 def test_without_dropout_and_gradients():
-    model = TransformerLM(TransformerLMConfig(V + 1, V, layers="1.superposition-3", d_model=8, heads=2, dropout=0.5))
+    model = TransformerLM(
+        TransformerLMConfig(
+            input_size=V + 1, output_size=V, layers="1.superposition-3", d_model=8, heads=2, dropout=0.5
+        )
+    )
     model.train()
     model.embedding.eval()
     bos = torch.full((4, 1), BOS)
@@ -347,7 +355,7 @@ def test_without_dropout_and_gradients():
     assert all(greedy(model, bos, max_new_tokens=8) == first for _ in range(3))
     assert len({result.log_prob for result in first}) == 1, "every row is the same without dropout"
     assert model.training
-    assert model.stack.training
+    assert model.trunk.training
     assert not model.embedding.training
     assert not model.embedding.dropout.training
 

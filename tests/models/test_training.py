@@ -21,10 +21,13 @@ TEXTS = [[*word, MARK, *reversed(word)] for word in WORDS]
 BEST = (log(4) + 2.5 * log(2)) / (2 * 2.5 + 2)
 BOUND = BEST + 0.1
 
+SIZES = {"input_size": 4, "output_size": 4}
 MODELS = {
-    "LSTM": lambda: LSTMLM(LSTMConfig(4, 4, 40)),
-    "LSTM+Sup": lambda: LSTMLM(LSTMConfig(4, 4, 20, "superposition-4")),
-    "LSTM+Nd": lambda: LSTMLM(LSTMConfig(4, 4, 20, "nondeterministic-2-2-3", published=True)),
+    "LSTM": lambda: LSTMLM(LSTMConfig(**SIZES, hidden_size=40)),
+    "LSTM+Sup": lambda: LSTMLM(LSTMConfig(**SIZES, hidden_size=20, stack="superposition-4")),
+    "LSTM+Nd": lambda: LSTMLM(
+        LSTMConfig(**SIZES, hidden_size=20, stack="nondeterministic-2-2-3", stack_init="uniform")
+    ),
     "Tf": lambda: transformer("3"),
     "Tf+Sup": lambda: transformer("1.superposition-16.1"),
     "Tf+Nd": lambda: transformer("1.nondeterministic-2-3-5.1"),
@@ -32,7 +35,7 @@ MODELS = {
 
 
 def transformer(layers):
-    return TransformerLM(TransformerLMConfig(4, 4, layers, d_model=24, heads=4, hidden_size=48, dropout=0.0))
+    return TransformerLM(TransformerLMConfig(**SIZES, layers=layers, d_model=24, heads=4, hidden_size=48, dropout=0.0))
 
 
 def batch():

@@ -78,7 +78,7 @@ def embed(model, tokens):
 def test_language_model_is_pytorchs(tied):
     config = replace(paper_config("hardest-cfl", "Tf"), tied=tied)
     ours = noisy(TransformerLM(config)).eval()
-    theirs = copy_layers(pytorchs("Encoder", config, 5), ours.stack).eval()
+    theirs = copy_layers(pytorchs("Encoder", config, 5), ours.trunk).eval()
     tokens = torch.randint(config.input_size, (B, 40))
     mask = nn.Transformer.generate_square_subsequent_mask(40)
     hidden = theirs(embed(ours, tokens), mask=mask, is_causal=True)
@@ -96,7 +96,7 @@ def test_language_model_is_pytorchs_while_training():
     random numbers meet the same places of memory."""
     config = replace(paper_config("dyck", "Tf"), dropout=0.2)
     ours = noisy(TransformerLM(config))
-    theirs = copy_layers(pytorchs("Encoder", config, 5), ours.stack)
+    theirs = copy_layers(pytorchs("Encoder", config, 5), ours.trunk)
     tokens = torch.randint(config.input_size, (1, 20))
     torch.manual_seed(1)
     x = nn.functional.dropout(embed(ours, tokens), 0.2)
@@ -138,7 +138,7 @@ def test_stack_model_is_its_layers():
     """One superposition layer, written out with the reference operator."""
     model = noisy(lm("superposition-4", dropout=0.5)).double().eval()
     tokens = torch.randint(TOKENS, (B, T))
-    layer = model.stack.layers[0]
+    layer = model.trunk.layers[0]
     x = embed(model, tokens)
     attention, normed = layer.attention.function, layer.attention.norm(x)
     actions = attention.to_actions(normed).softmax(-1)
@@ -146,15 +146,15 @@ def test_stack_model_is_its_layers():
     x = x + attention.to_output(readings)
     first, _, _, second = layer.feed_forward.function
     x = x + second(first(layer.feed_forward.norm(x)).relu())
-    torch.testing.assert_close(model(tokens), model.output(model.stack.norm(x)), atol=1e-6, rtol=0)
+    torch.testing.assert_close(model(tokens), model.output(model.trunk.norm(x)), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("published", [False, True])
 def test_published_preset_is_another_activation(published):
     for layers, activation in (("superposition-3", "identity"), ("nondeterministic-2-2-2", "exp")):
-        model = lm(layers, published=published)
-        assert model.stack.layers[0].attention.function.push_activation == (activation if published else "sigmoid")
-        both = seq2seq(layers, layers, published=published)
+        model = lm(layers, push_activation="published" if published else "sigmoid")
+        assert model.trunk.layers[0].attention.function.push_activation == (activation if published else "sigmoid")
+        both = seq2seq(layers, layers, push_activation="published" if published else "sigmoid")
         for part in (both.encoder, both.decoder):
             assert part.layers[0].attention.function.push_activation == (activation if published else "sigmoid")
 
@@ -223,7 +223,7 @@ def test_initialisation_of_translation(architecture):
 
 
 def test_the_middle_feed_forward_starts_differently():
-    plain, stack = (TransformerLM(paper_config("dyck", name)).stack.layers[2] for name in ("Tf", "Tf+Sup"))
+    plain, stack = (TransformerLM(paper_config("dyck", name)).trunk.layers[2] for name in ("Tf", "Tf+Sup"))
     assert plain.feed_forward.function[0].bias.abs().max() > 0
     assert stack.feed_forward.function[0].bias.abs().max() == 0
     assert plain.feed_forward.function[0].weight.abs().max() <= 0.1
@@ -270,7 +270,7 @@ TEXT = torch.zeros(B, T, dtype=torch.long)
         (ValueError, lambda: lm("1.stack"), r"layers: expected parts like .* got 'stack' in '1.stack'"),
         (
             TypeError,
-            lambda: TransformerLMConfig(5, 5, layers=2.5),
+            lambda: TransformerLMConfig(input_size=5, output_size=5, layers=2.5),
             "layers: expected an integer or text such as .* got 2.5",
         ),
         (ValueError, lambda: lm("1", dropout=1.0), "dropout: expected a number from 0 to below 1, got 1.0"),
@@ -278,10 +278,14 @@ TEXT = torch.zeros(B, T, dtype=torch.long)
         (ValueError, lambda: lm("1", init_range=-0.1), "init_range: expected a number from 0, got -0.1"),
         (
             ValueError,
-            lambda: TransformerLMConfig(5, 6, tied=True),
+            lambda: TransformerLMConfig(input_size=5, output_size=6, tied=True),
             "output_size: expected at most input_size = 5, .* got 6",
         ),
-        (ValueError, lambda: Seq2SeqConfig(5, 6), "output_size: expected at most input_size = 5, .* got 6"),
+        (
+            ValueError,
+            lambda: Seq2SeqConfig(input_size=5, output_size=6),
+            "output_size: expected at most input_size = 5, .* got 6",
+        ),
         (TypeError, lambda: lm("1")(TEXT.float()), "tokens: expected a tensor of int64 or int32, got torch.float32"),
         (TypeError, lambda: lm("1")([[1, 2]]), "tokens: expected a tensor of int64 or int32, got list"),
         (ValueError, lambda: lm("1")(TEXT[0]), rf"tokens: expected shape \(B, T\), got \({T},\)"),

@@ -3,9 +3,9 @@
 import pytest
 
 from stackattn.cli import main
-from stackattn.models import LSTMLM
+from stackattn.models import LSTMLM, build_model
 from stackattn.paper import models as paper
-from stackattn.paper.models import LANGUAGES, build, count_parameters, paper_config, paper_count, paper_models
+from stackattn.paper.models import LANGUAGES, count_parameters, paper_config, paper_count, paper_models
 from stackattn.paper.names import LABELS, SLUGS
 
 MODELS = list(paper_models())
@@ -30,14 +30,17 @@ def test_labels_and_slugs_are_inverse():
 def test_counts(task, label, count):
     for published in (False, True):
         config = paper_config(task, label, published=published)
-        assert config.published == published
+        if label.startswith("LSTM"):
+            assert config.stack_init == ("uniform" if published else "xavier")
+        else:
+            assert config.push_activation == ("published" if published else "sigmoid")
         assert count_parameters(config) == count
 
 
 @pytest.mark.parametrize("label", list(SLUGS))
 def test_counts_are_those_of_real_models(label):
     config = paper_config("dyck", label)
-    model = build(config)
+    model = build_model(config)
     assert isinstance(model, LSTMLM) == label.startswith("LSTM")
     assert sum(x.numel() for x in model.parameters()) == count_parameters(config)
     assert all(x.requires_grad for x in model.parameters())

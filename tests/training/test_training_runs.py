@@ -407,7 +407,7 @@ def test_a_disk_that_really_refuses_to_take_more(tmp_path):
 def test_tied_models_have_checkpoints_too(tmp_path):
     def make(seed):
         torch.manual_seed(seed)
-        model = TransformerLM(TransformerLMConfig(5, 4, "1", 8, 2, 16, tied=True))
+        model = TransformerLM(TransformerLMConfig(input_size=5, output_size=4, layers=1, d_model=8, heads=2, tied=True))
         return model, torch.optim.Adam(model.parameters())
 
     model, optimizer = make(0)

@@ -1,188 +1,184 @@
-"""Models as folders: `config.json` says what to build, `model.safetensors` holds the numbers. Nothing is executed."""
+"""Saved models: a folder with `config.json` (what to build) and `model.safetensors` (the parameters).
+
+Loading a model does not execute code from its files.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
-import types
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .lstm import LSTMLM, LSTMConfig
-from .transformer import Seq2SeqConfig, Seq2SeqTransformer, TransformerLM, TransformerLMConfig
+from ..compatibility import MODEL_FORMAT, upgrade_model_config, upgrade_tensor_name
+from ..config import from_values, to_values
+from ..files import write_atomically, write_text
+from .building import MODELS
 
-FORMAT = 1
-KINDS: dict[str, tuple[type, type[nn.Module]]] = {
-    "TransformerLM": (TransformerLMConfig, TransformerLM),
-    "Seq2SeqTransformer": (Seq2SeqConfig, Seq2SeqTransformer),
-    "LSTMLM": (LSTMConfig, LSTMLM),
-}
 CONFIG, TENSORS = "config.json", "model.safetensors"
-KEYS = ("format_version", "kind", "config", "library_version")
+
+
+@dataclass(frozen=True)
+class SavedConfig:
+    """Contents of `config.json`."""
+
+    format_version: int
+    """Version of the format, see `compatibility.MODEL_FORMAT`."""
+    kind: str
+    """Name of the model class."""
+    config: dict[str, Any]
+    """Configuration of the model."""
+    library_version: str
+    """Version of stackattn that wrote the file."""
 
 
 def save(model: nn.Module, folder: str | Path) -> Path:
-    """Write a model into a folder, which is made if it is not there; `load` reads it.
+    """Save a model in a folder, which is created if necessary.
 
-    Whoever looks at the folder while this runs, or after it was interrupted, finds the old model, the new one, or no
-    `config.json`. Other files in the folder stay as they are.
+    If the call is interrupted, the folder contains the old model, the new model, or no `config.json`. Other files in
+    the folder are not changed.
+
+    Args:
+        model: a `TransformerLM`, `Seq2SeqTransformer` or `LSTMLM`, possibly compiled.
+        folder: the folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: another kind of model, or parameters of several dtypes.
+
+    Examples::
+
+        save(model, "models/reversal")
+        model = load("models/reversal")
     """
     from safetensors.torch import save_file
 
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    name = type(model).__name__
-    if name not in KINDS or type(model) is not KINDS[name][1]:
-        raise ValueError(f"model: expected one of {', '.join(KINDS)}, got {name}")
+    model = getattr(model, "_orig_mod", model)  # unwrap a compiled model
+    kind = type(model).__name__
+    if kind not in MODELS or type(model) is not MODELS[kind][1]:
+        raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {kind}")
     tensors = {key: x.detach().cpu().contiguous() for key, x in model.state_dict().items()}
     if len(dtypes := {x.dtype for x in tensors.values()}) > 1:
         raise ValueError(f"model: expected one dtype, got {', '.join(sorted(map(str, dtypes)))}")
-    head = dict(zip(KEYS, (FORMAT, name, asdict(model.config), version("stackattn")), strict=True))  # pyright: ignore
-    text = json.dumps(head, indent=2) + "\n"
+    saved = SavedConfig(MODEL_FORMAT, kind, to_values(model.config), version("stackattn"))
+    text = json.dumps(to_values(saved), indent=2) + "\n"
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config, data = folder / CONFIG, folder / TENSORS
-    parts = config.with_suffix(".json.part"), data.with_suffix(".safetensors.part")
-    try:
-        parts[0].write_text(text, encoding="utf-8")
-        save_file(tensors, parts[1])
-        for part in parts:
-            _flush(part)
+    config = folder / CONFIG
+
+    def write_tensors(path: Path) -> None:
+        save_file(tensors, path)
         if config.exists() and config.read_bytes() != text.encode():
-            config.unlink()  # two files cannot change at once: without a config nothing is mixed up
-        os.replace(parts[1], data)
-        os.replace(parts[0], config)
-    finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
+            config.unlink()  # otherwise an interrupted save could leave the old config with the new tensors
+
+    write_atomically(folder / TENSORS, write_tensors)
+    write_text(config, text)
     return folder
 
 
 def load(folder: str | Path) -> nn.Module:
-    """The model that `save` wrote into a folder, on the CPU and in evaluation mode.
+    """Load a model that `save` wrote, on the CPU and in evaluation mode.
 
-    A file that is missing gives a FileNotFoundError, and one that is wrong a ValueError that names it and its problem.
+    Args:
+        folder: the folder.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is missing.
+        ValueError: a file is invalid; the message names the file and the key or tensor.
+
+    Examples::
+
+        model = load("experiments/results/figure-2/dyck/tf-nd/00/best")
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: expected a folder with {CONFIG} and {TENSORS}, got a file")
     for path in (folder, folder / CONFIG, folder / TENSORS):
         if not path.exists():
-            raise FileNotFoundError(f"{path}: not there; a saved model is a folder with {CONFIG} and {TENSORS}")
-    kind, config = _read_config(folder / CONFIG)
-    with torch.device("meta"):  # shapes without numbers
-        expected = _build(kind, config, folder / CONFIG).state_dict()
-    tensors = _read_tensors(folder / TENSORS, expected)
-    with torch.random.fork_rng(devices=[]):  # the numbers drawn here are thrown away
-        model = _build(kind, config, folder / CONFIG)
+            raise FileNotFoundError(f"{path}: not found; a saved model is a folder with {CONFIG} and {TENSORS}")
+    saved, config = _read_config(folder / CONFIG)
+    with torch.device("meta"):  # shapes only
+        expected = _build(saved.kind, config, folder / CONFIG).state_dict()
+
+    def upgrade(name: str) -> str:
+        return upgrade_tensor_name(saved.kind, name, saved.format_version)
+
+    tensors = _read_tensors(folder / TENSORS, expected, upgrade)
+    with torch.random.fork_rng(devices=[]):  # do not advance the caller's generator for parameters that are replaced
+        model = _build(saved.kind, config, folder / CONFIG)
     model.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
     return model.eval()
 
 
-def _flush(path: Path) -> None:
-    """To the disk, so that a rename cannot come before what it renames."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _read_config(path: Path) -> tuple[type[nn.Module], Any]:
+def _read_config(path: Path) -> tuple[SavedConfig, Any]:
     try:
-        head = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
-    if not isinstance(head, dict):
-        raise ValueError(f"{path}: expected an object with {', '.join(KEYS)}, got {type(head).__name__}")
-    _check_keys(path, "key", head, KEYS)
-    if head["format_version"] != FORMAT:
-        here = f"stackattn {version('stackattn')} reads format {FORMAT}"
-        raise ValueError(
-            f"{path}: {here}, got {head['format_version']!r}, written by stackattn {head['library_version']}"
-        )
-    kind = head["kind"]
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"{path}: unknown kind {kind!r}{_nearest(kind, KINDS)}")
-    config_type, model_type = KINDS[kind]
-    values = head["config"]
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: config: expected an object, got {type(values).__name__}")
-    _check_keys(path, f"key of a {kind}'s config", values, [field.name for field in fields(config_type)])
-    for name, hint in get_type_hints(config_type).items():
-        if not _fits(values[name], hint):
-            expected = " or ".join(_names(hint))
-            raise ValueError(f"{path}: config: {name}: expected {expected}, got {values[name]!r}")
+        keys = ", ".join(field.name for field in fields(SavedConfig))
+        raise ValueError(f"{path}: expected an object with the keys {keys}, got {type(values).__name__}")
+    saved = from_values(SavedConfig, values, source=str(path))
+    if not 1 <= saved.format_version <= MODEL_FORMAT:
+        raise ValueError(
+            f"{path}: expected a format from 1 to {MODEL_FORMAT}, got {saved.format_version}, written by stackattn "
+            f"{saved.library_version}; this is stackattn {version('stackattn')}"
+        )
+    if saved.kind not in MODELS:
+        near = difflib.get_close_matches(saved.kind, MODELS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(MODELS)}"
+        raise ValueError(f"{path}: unknown kind {saved.kind!r}; {hint}")
+    cls = MODELS[saved.kind][0]
+    config = upgrade_model_config(saved.kind, saved.config, saved.format_version)
+    made = from_values(cls, config, source=f"{path}: config")
+    # Defaults may change, and some options, such as heads, cannot be checked against the tensors.
+    for field in fields(cls):
+        if field.name not in config:
+            raise ValueError(f"{path}: config: missing key {field.name!r} of a {saved.kind}")
+    return saved, made
+
+
+def _build(kind: str, config: Any, path: Path) -> nn.Module:
     try:
-        return model_type, config_type(**values)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: config: {error}") from error
-
-
-def _check_keys(path: Path, what: str, found: Mapping[str, Any], expected: Iterable[str]) -> None:
-    expected = list(expected)
-    missing = [key for key in expected if key not in found]
-    if unknown := [key for key in found if key not in expected]:
-        raise ValueError(f"{path}: unknown {what} {unknown[0]!r}{_nearest(unknown[0], missing or expected)}")
-    if missing:
-        raise ValueError(f"{path}: missing {what} {missing[0]!r}")
-
-
-def _nearest(name: Any, names: Iterable[str]) -> str:
-    names = list(names)
-    close = difflib.get_close_matches(str(name), names, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; expected one of {', '.join(names)}"
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _names(hint: Any) -> list[str]:
-    return ["null" if x is type(None) else x.__name__ for x in _alternatives(hint)]
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """JSON has one kind of number, so an int is a float too; a bool is no number."""
-    allowed = _alternatives(hint)
-    return type(value) in allowed or (type(value) is int and float in allowed)
-
-
-def _build(kind: type[nn.Module], config: Any, path: Path) -> nn.Module:
-    try:
-        return kind(config)
+        return MODELS[kind][1](config)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise ValueError(f"{path}: cannot build this {kind.__name__}: {error}") from error
+        raise ValueError(f"{path}: cannot build this {kind}: {error}") from error
 
 
-class _Tensor(NamedTuple):
+class _TensorInfo(NamedTuple):
     shape: list[int]
     dtype: str
 
 
-def _read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _read_tensors(path: Path, expected: Mapping[str, Tensor], upgrade: Callable[[str], str]) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {name: _Tensor(list(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
+            stored = {upgrade(name): name for name in file.keys()}  # noqa: SIM118
+            slices = {name: file.get_slice(old) for name, old in stored.items()}
+            found = {name: _TensorInfo(list(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
             _check_tensors(path, found, expected)
-            return {name: file.get_tensor(name) for name in expected}
+            return {name: file.get_tensor(stored[name]) for name in expected}
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: not a safetensors file, or a damaged one: {error}") from error
+        raise ValueError(f"{path}: not a safetensors file, or damaged: {error}") from error
 
 
-def _check_tensors(path: Path, found: Mapping[str, _Tensor], expected: Mapping[str, Tensor]) -> None:
+def _check_tensors(path: Path, found: Mapping[str, _TensorInfo], expected: Mapping[str, Tensor]) -> None:
     missing = [name for name in expected if name not in found]
     if extra := [name for name in found if name not in expected]:
         close = difflib.get_close_matches(extra[0], missing, 1)
         hint = f"; {close[0]!r} is missing" if close else ""
-        raise ValueError(f"{path}: {len(extra)} tensors that this model does not have, such as {extra[0]!r}{hint}")
+        raise ValueError(f"{path}: {len(extra)} tensors do not belong to this model, such as {extra[0]!r}{hint}")
     if missing:
         raise ValueError(f"{path}: {len(missing)} of {len(expected)} tensors are missing, such as {missing[0]!r}")
     for name, x in expected.items():

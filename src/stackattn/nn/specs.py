@@ -105,12 +105,13 @@ _COUNT = re.compile(_NUMBER)
 _STACK = re.compile(rf"(?P<kind>[a-z]+)-(?P<sizes>{_NUMBER}(?:-{_NUMBER})*)(?:x(?P<heads>{_NUMBER}))?")
 
 
-def parse_layers(layers: str | int) -> list[LayerSpec]:
+def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
     """Parse the layers of a model.
 
     Args:
         layers: parts joined by dots. A number stands for that many layers of softmax attention; `superposition-M` and
             `nondeterministic-Q-S-M` are stack layers, with the suffix `xH` for H heads. An int is the same as its text.
+        name: name of the argument in error messages.
 
     Raises:
         TypeError: `layers` is neither text nor an int.
@@ -122,20 +123,20 @@ def parse_layers(layers: str | int) -> list[LayerSpec]:
         parse_layers(5)                                               # five layers of softmax attention
     """
     if isinstance(layers, bool) or not isinstance(layers, str | int):
-        raise TypeError(f"layers: expected an integer or text such as '2.superposition-32.2', got {layers!r}")
+        raise TypeError(f"{name}: expected an integer or text such as '2.superposition-32.2', got {layers!r}")
     if isinstance(layers, int):
         if not 1 <= layers <= MAX_LAYERS:
             found = layers if abs(layers) < 10**20 else "more than 20 digits"  # Python may refuse to print them
-            raise ValueError(f"layers: expected 1 to {MAX_LAYERS} layers, got {found}")
+            raise ValueError(f"{name}: expected 1 to {MAX_LAYERS} layers, got {found}")
         return [SoftmaxSpec()] * layers
     specs: list[LayerSpec] = []
     for part in layers.split("."):
         if _COUNT.fullmatch(part):
-            specs += [SoftmaxSpec()] * _parse_number(part, MAX_LAYERS, layers)
+            specs += [SoftmaxSpec()] * _parse_number(part, MAX_LAYERS, layers, name)
         else:
-            specs.append(_parse_stack(part, layers))
+            specs.append(_parse_stack(part, layers, name))
         if len(specs) > MAX_LAYERS:
-            raise ValueError(f"layers: expected at most {MAX_LAYERS} layers, got more in {_brief(layers)}")
+            raise ValueError(f"{name}: expected at most {MAX_LAYERS} layers, got more in {_brief(layers)}")
     return specs
 
 
@@ -150,24 +151,24 @@ def format_layers(specs: Iterable[LayerSpec]) -> str:
     return ".".join(parts)
 
 
-def _parse_stack(part: str, text: str) -> StackSpec:
+def _parse_stack(part: str, text: str, name: str) -> StackSpec:
     found = _STACK.fullmatch(part)
     sizes = found["sizes"].split("-") if found else []
     kind = STACK_KINDS.get(found["kind"]) if found else None
     if found is None or kind is None or len(sizes) != len(kind.sizes):
         stacks = " or ".join(repr("-".join([kind.name, *"3" * len(kind.sizes)])) for kind in STACK_KINDS.values())
         raise ValueError(
-            f"layers: expected parts like '2', {stacks} joined by dots, got {_brief(part)} in {_brief(text)}"
+            f"{name}: expected parts like '2', {stacks} joined by dots, got {_brief(part)} in {_brief(text)}"
         )
-    numbers = [_parse_number(size, MAX_SIZE, text) for size in (*sizes, found["heads"] or "1")]
+    numbers = [_parse_number(size, MAX_SIZE, text, name) for size in (*sizes, found["heads"] or "1")]
     return StackSpec(kind.name, tuple(numbers[:-1]), numbers[-1])
 
 
-def _parse_number(digits: str, limit: int, text: str) -> int:
+def _parse_number(digits: str, limit: int, text: str, name: str) -> int:
     # Compare the number of digits first: Python refuses to convert thousands of digits.
     if len(digits) > len(str(limit)) or int(digits) > limit:
         unit = "layers" if limit == MAX_LAYERS else "for a size"
-        raise ValueError(f"layers: expected at most {limit} {unit}, got {_brief(digits)} in {_brief(text)}")
+        raise ValueError(f"{name}: expected at most {limit} {unit}, got {_brief(digits)} in {_brief(text)}")
     return int(digits)
 
 

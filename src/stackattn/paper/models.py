@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
-from ..models.lstm import LSTMLM, LSTMConfig
-from ..models.transformer import Seq2SeqConfig, Seq2SeqTransformer, TransformerLM, TransformerLMConfig
+from ..models import LSTMConfig, Seq2SeqConfig, TransformerLMConfig, build_model
 from .names import LABELS, SLUGS
 
 Config = LSTMConfig | TransformerLMConfig | Seq2SeqConfig
@@ -104,34 +102,26 @@ def paper_config(task: str, label: str, *, published: bool = False) -> Config:
             hidden_size=1024,
             tied=True,
             init_range=0.01,
-            published=published,
+            push_activation="published" if published else "sigmoid",
         )
     d_model = int(task.removeprefix("mt-"))
     layers = _layers(label, f"superposition-{d_model}", "nondeterministic-3-3-5")
     return Seq2SeqConfig(
         input_size=MT_TYPES + 3,
         output_size=MT_TYPES + 1,
-        encoder_layers=layers,
-        decoder_layers=layers,
+        layers=layers,
         d_model=d_model,
         heads=8,
         hidden_size=4 * d_model,
         init_range=0.01,
-        published=published,
+        push_activation="published" if published else "sigmoid",
     )
-
-
-def build(config: Config) -> nn.Module:
-    """The untrained model of a configuration."""
-    if isinstance(config, LSTMConfig):
-        return LSTMLM(config)
-    return TransformerLM(config) if isinstance(config, TransformerLMConfig) else Seq2SeqTransformer(config)
 
 
 def count_parameters(config: Config) -> int:
     """Number of parameters of a model, computed without allocating them."""
     with torch.device("meta"):
-        return sum(x.numel() for x in build(config).parameters())
+        return sum(x.numel() for x in build_model(config).parameters())
 
 
 def _layers(label: str, superposition: str, nondeterministic: str) -> str:
@@ -148,7 +138,7 @@ def _language_transformer(alphabet: int, num_states: int, label: str, published:
         d_model=d_model,
         heads=4,
         hidden_size=2 * d_model,
-        published=published,
+        push_activation="published" if published else "sigmoid",
     )
 
 
@@ -158,4 +148,10 @@ def _lstm(alphabet: int, num_states: int, label: str, published: bool) -> LSTMCo
         "LSTM+Sup": (93, "superposition-10"),
         "LSTM+Nd": (64, f"nondeterministic-{num_states}-3-5"),
     }[label]
-    return LSTMConfig(alphabet + 1, alphabet + 1, hidden_size=hidden_size, stack=stack, published=published)
+    return LSTMConfig(
+        input_size=alphabet + 1,
+        output_size=alphabet + 1,
+        hidden_size=hidden_size,
+        stack=stack,
+        stack_init="uniform" if published else "xavier",
+    )

@@ -47,19 +47,26 @@ def build_language_model(
 ) -> TransformerLM | LSTMLM:
     torch.manual_seed(init_seed)
     if isinstance(options, LSTMOptions):
-        sizes = input_size, output_size, options.hidden_size, options.stack
-        return LSTMLM(LSTMConfig(*sizes, published=options.published))
+        return LSTMLM(
+            LSTMConfig(
+                input_size=input_size,
+                output_size=output_size,
+                hidden_size=options.hidden_size,
+                stack=options.stack,
+                stack_init="uniform" if options.published else "xavier",
+            )
+        )
     return TransformerLM(
         TransformerLMConfig(
-            input_size,
-            output_size,
+            input_size=input_size,
+            output_size=output_size,
             layers=options.layers,
             d_model=options.d_model,
             heads=options.heads,
-            hidden_size=2 * options.d_model if options.hidden_size is None else options.hidden_size,
+            hidden_size=options.hidden_size,
             dropout=options.dropout,
             tied=options.tied,
             init_range=options.init_range,
-            published=options.published,
+            push_activation="published" if options.published else "sigmoid",
         )
     )

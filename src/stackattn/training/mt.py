@@ -103,16 +103,16 @@ def build_model(config: MTConfig, tokenizer: PieceTokenizer) -> Seq2SeqTransform
     torch.manual_seed(config.training.init_seed)
     return Seq2SeqTransformer(
         Seq2SeqConfig(
-            tokenizer.input_size,
-            tokenizer.output_size,
-            encoder_layers=options.layers,
-            decoder_layers=options.layers if options.decoder_layers is None else options.decoder_layers,
+            input_size=tokenizer.input_size,
+            output_size=tokenizer.output_size,
+            layers=options.layers,
+            decoder_layers=options.decoder_layers,
             d_model=options.d_model,
             heads=options.heads,
-            hidden_size=4 * options.d_model if options.hidden_size is None else options.hidden_size,
+            hidden_size=options.hidden_size,
             dropout=options.dropout,
             init_range=options.init_range,
-            published=options.published,
+            push_activation="published" if options.published else "sigmoid",
         )
     )
 
