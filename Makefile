@@ -21,10 +21,17 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(call page,lint)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(call page,format)
+
+# The JavaScript of the HTML report, checked with Biome. Only developers need npm.
+page = @if command -v npm >/dev/null; then \
+	  npm install --silent --no-audit --no-fund --no-package-lock && npm run --silent $(1); \
+	else echo "npm is not installed: the JavaScript of the report is not checked"; fi
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)

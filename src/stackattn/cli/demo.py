@@ -51,7 +51,7 @@ def read_brackets(console: Console, seed: int) -> None:
     import torch
     from rich.table import Table
 
-    from stackattn import nondeterministic_weights
+    from ..ops import nondeterministic_weights
 
     weights = nondeterministic_weights(*bracket_transitions(TOKENS, torch.Generator().manual_seed(seed)))
     weights = weights[0].sum((-2, -1))  # (T, T + 1): states and symbols do not matter here

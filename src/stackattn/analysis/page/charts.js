@@ -61,7 +61,8 @@ function endLabels(svg, ends, lowest) {
 function lineChart(title, series, { xName, yName, zero = true, marker = null }) {
   const named = series.length <= 8 ? series.filter((one) => !one.reference) : [];
   const longest = Math.max(0, ...named.map((one) => one.name.length));
-  const width = Math.min(480, document.querySelector("main").clientWidth), // a chart that is scaled down has tiny letters
+  // A chart that is wider than the page would be scaled down, and its letters with it.
+  const width = Math.min(480, document.querySelector("main").clientWidth),
     height = 270,
     left = 54,
     right = 12 + 8 * longest,

@@ -109,7 +109,13 @@ function timeline(box, text, trace, go) {
     plot.append(
       draw(
         "rect",
-        { x: t * cell + 4, y: divergenceTop + divergenceRow - size, width: cell - 8, height: size, fill: "var(--second)" },
+        {
+          x: t * cell + 4,
+          y: divergenceTop + divergenceRow - size,
+          width: cell - 8,
+          height: size,
+          fill: "var(--second)",
+        },
         draw("title", {}, `${value.toFixed(3)} nats`),
       ),
     );

@@ -157,7 +157,8 @@ class Stepper {
         ? ""
         : `; top of a real stack: ${text.real[step] < 0 ? "empty" : this.element(text.real[step] + 1)}`;
     byId("status").textContent =
-      `Step ${step} of ${this.last}: reads ${token}. Most weight: ${this.element(most)} (${(row[most] / 1000).toFixed(2)})${real}.`;
+      `Step ${step} of ${this.last}: reads ${token}. ` +
+      `Most weight: ${this.element(most)} (${(row[most] / 1000).toFixed(2)})${real}.`;
     [...byId("tape").children].forEach((cell, t) => (cell.className = t === step ? "now" : t < step ? "past" : ""));
     const [tape, cell] = [byId("tape"), byId("tape").children[step]];
     tape.scrollLeft = cell.offsetLeft - tape.offsetLeft - tape.clientWidth / 2;
