@@ -95,7 +95,7 @@ def test_heads_divide_the_model(heads):
 def encoder_layer(ours, rate):
     """PyTorch's layer with our parameters."""
     theirs = nn.TransformerEncoderLayer(D, HEADS, 20, rate, batch_first=True, norm_first=True, dtype=torch.float64)
-    attention, (first, _, _, second) = ours.attention.function, ours.feed_forward.function
+    attention, (first, _, second) = ours.attention.function, ours.feed_forward.function
     theirs.self_attn = multihead(attention, attention.to_queries_keys_values)
     theirs.self_attn.dropout = rate
     pairs = (
@@ -151,7 +151,7 @@ def test_stack_layer_is_the_papers_dropout_included(spec, cross):
             attention = layer.cross.function
             assert attention.dropout == 0.3
             y = y + dropout(attention(norm(y, layer.cross), attention.read(memory)), 0.3, training)
-        first, _, _, second = layer.feed_forward.function
+        first, _, second = layer.feed_forward.function
         hidden = dropout(relu(first(norm(y, layer.feed_forward))), 0.3, training)
         expected = y + dropout(second(hidden), 0.3, training)
         torch.manual_seed(1)

@@ -7,13 +7,6 @@ from stacks import FAST, HARD_STACKS, STACKS, Nondeterministic, operator
 from test_states import in_chunks
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
 def test_repeated_runs(stack, backend):

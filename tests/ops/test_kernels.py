@@ -39,7 +39,9 @@ def test_every_variant(variant):
         pytest.skip("not on this processor")
     run = python("-c", "from stackattn.ops.cpp import _kernel; print(_kernel.name())", STACKATTN_KERNEL=variant)
     assert run.stdout == f"kernel_{variant}\n"
-    files = [str(HERE / f"test_{name}.py") for name in ("weights", "range", "lengths", "states")]
+    files = [
+        str(HERE / f"test_{name}.py") for name in ("weights", "range", "lengths", "states", "attention", "dropout")
+    ]
     arguments = ["-m", "pytest", "-x", "-m", "not slow", "-k", "cpp or kernel", "-p", "no:cacheprovider", *files]
     run = python(*arguments, STACKATTN_KERNEL=variant)
     assert run.returncode == 0, run.stdout

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..nn import Memory, StackAttention, State, TransformerLayer, parse_layers, sinusoids
 from ..nn.checks import check_tokens, unknown_token
+from ..nn.dropout import Dropout
 from ..nn.layers import LayerState
 from ..nn.state import without_padding
 from .configs import Seq2SeqConfig, TransformerLMConfig
@@ -29,7 +30,7 @@ class _Embedding(nn.Module):
     def __init__(self, size: int, d_model: int, dropout: float):
         super().__init__()
         self.table = nn.Embedding(size, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor | None, first: Tensor | None = None, name: str = "tokens"
@@ -262,7 +263,7 @@ def initialise(model: nn.Module, init_range: float) -> None:
             if not isinstance(attention, StackAttention):
                 continue
             attention.reset_maps()
-            first, _, _, second = module.feed_forward.function  # pyright: ignore
+            first, _, second = module.feed_forward.function  # pyright: ignore
             for linear, gain in ((first, sqrt(2)), (second, 1.0)):
                 nn.init.xavier_uniform_(linear.weight, gain)
                 nn.init.zeros_(linear.bias)

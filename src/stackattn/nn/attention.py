@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..ops.attention import causal_attention
 from ..ops.lengths import length_mask
 from .checks import check_dropout, check_heads, check_vectors
 from .state import State, without_padding
@@ -46,22 +47,12 @@ class _Attention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, T, d_model / heads)
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        dropout = self.dropout if self.training else 0.0
-        if dropout and is_causal and queries.device.type == "cpu":
-            y = _causal_with_dropout(queries, keys, values, dropout)
-        else:
-            y = scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        y = scaled_dot_product_attention(queries, keys, values, mask, self._dropout())
         return self.to_output(y.transpose(1, 2).flatten(2))
-
-
-def _causal_with_dropout(queries: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
-    """What PyTorch has no fused kernel for on the CPU: there it takes three times as many operations as this."""
-    T, size = queries.shape[2:]
-    hidden = torch.full((T, T), -torch.inf, dtype=queries.dtype).triu(1)  # no row is hidden all over
-    flat = (x.flatten(0, 1) for x in (queries, keys.mT))  # (B * heads, T, size), (B * heads, size, T)
-    weights = torch.baddbmm(hidden, *flat, alpha=size**-0.5).softmax(-1)  # (B * heads, T, T)
-    return (nn.functional.dropout(weights, dropout) @ values.flatten(0, 1)).view_as(queries)
 
 
 class SelfAttention(_Attention):
@@ -75,10 +66,12 @@ class SelfAttention(_Attention):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(B, T, d_model) -> (B, T, d_model)"""
         self._check("x", x, lengths)
-        queries, keys, values = self._project(without_padding(x, lengths))
-        # What lies beyond the lengths comes later, so a causal mask hides it already.
-        mask = None if self.causal or lengths is None else length_mask(lengths, x.shape[1])[:, None, None]
-        return self._attend(queries, keys, values, mask, self.causal)
+        x = without_padding(x, lengths)
+        if self.causal:
+            packed = self.to_queries_keys_values(x)  # (B, T, 3 * d_model)
+            return self.to_output(causal_attention(packed, self.heads, lengths, dropout=self._dropout()))
+        mask = None if lengths is None else length_mask(lengths, x.shape[1])[:, None, None]
+        return self._attend(*self._project(x), mask)
 
     def initial_state(self, batch_size: int) -> AttentionState:
         if not self.causal:
@@ -105,7 +98,7 @@ class SelfAttention(_Attention):
             itself = torch.ones(c, before + c, dtype=torch.bool, device=x.device).tril(before).triu(before)
             mask = real[:, None] & (True if mask is None else mask) | itself
             mask = mask[:, None]
-        y = self._attend(queries, keys, values, mask, False)
+        y = self._attend(queries, keys, values, mask)
         return y, AttentionState(keys, values, real)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,4 +125,4 @@ class CrossAttention(_Attention):
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         self._check("x", x)
         mask = None if memory.real is None else memory.real[:, None, None]
-        return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask, False)
+        return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask)

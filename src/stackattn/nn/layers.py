@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from .attention import CrossAttention, Memory
 from .checks import check_dropout, check_positive
+from .dropout import ReLUDropout, ResidualDropout
 from .specs import LayerSpec, build_attention
 from .state import State, without_padding
 
@@ -18,9 +20,13 @@ class FeedForward(nn.Sequential):
     def __init__(self, d_model: int, hidden_size: int, dropout: float = 0.0):
         check_positive(d_model=d_model, hidden_size=hidden_size)
         check_dropout(dropout)
-        super().__init__(
-            nn.Linear(d_model, hidden_size), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden_size, d_model)
-        )
+        # These keys are part of the tensor names of saved models.
+        parts = {
+            "0": nn.Linear(d_model, hidden_size),
+            "1": ReLUDropout(dropout),
+            "3": nn.Linear(hidden_size, d_model),
+        }
+        super().__init__(OrderedDict(parts))
 
 
 class Sublayer(nn.Module):
@@ -30,14 +36,14 @@ class Sublayer(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(d_model)
         self.function = function
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = ResidualDropout(dropout)
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        return x + self.dropout(self.function(self.norm(x), *args))
+        return self.dropout(x, self.function(self.norm(x), *args))
 
     def extend(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         y, state = self.function.extend(self.norm(x), state, lengths)  # pyright: ignore
-        return x + self.dropout(y), state
+        return self.dropout(x, y), state
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,5 +1,6 @@
 """Operators: actions -> attention weights. Pure functions and value-like states on tensors; no parameters live here."""
 
+from .attention import causal_attention
 from .dispatch import backends
 from .nondeterministic import nondeterministic_weights
 from .runs import AutomatonRun, Operation, best_runs, sample_runs
@@ -13,6 +14,7 @@ __all__ = [
     "SuperpositionState",
     "backends",
     "best_runs",
+    "causal_attention",
     "nondeterministic_weights",
     "sample_runs",
     "superposition_weights",

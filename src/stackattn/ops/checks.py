@@ -11,7 +11,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_actions(actions: Tensor, lengths: Tensor | None) -> None:
-    _check_tensor("actions", actions)
+    check_tensor("actions", actions)
     if actions.dim() != 3 or actions.shape[2] != 3:
         raise ValueError(f"actions: expected shape (B, T, 3) for push, no-op and pop, got {tuple(actions.shape)}")
     check_lengths(lengths, actions)
@@ -20,7 +20,7 @@ def check_actions(actions: Tensor, lengths: Tensor | None) -> None:
 def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> None:
     named = {"log_push": log_push, "log_replace": log_replace, "log_pop": log_pop}
     for name, x in named.items():
-        _check_tensor(name, x)
+        check_tensor(name, x)
     if log_push.dim() != 6 or log_push.shape[2:4] != log_push.shape[4:6]:
         raise ValueError(f"log_push: expected shape (B, T, Q, S, Q, S), got {tuple(log_push.shape)}")
     if 0 in log_push.shape[2:]:
@@ -37,7 +37,7 @@ def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, le
     check_lengths(lengths, log_push)
 
 
-def _check_tensor(name: str, x: Tensor) -> None:
+def check_tensor(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     if x.dtype not in FLOATS:

@@ -11,19 +11,23 @@
 
 #include "arrays.h"
 #include "kernel.h"
+#include "network_module.h"
 
 // What CMakeLists.txt compiles for one instruction set.
 struct Kernel {
   const char* name;
   const FullPass& full_pass;
   const States& states;
+  const Network network;
 };
 
 #define DECLARE(isa)                                     \
   namespace isa {                                        \
   extern const FullPass full_pass;                       \
   extern const States states;                            \
-  const Kernel kernel = {#isa, full_pass, states};       \
+  extern const Attention attention;                      \
+  extern const Dropout dropout;                          \
+  const Kernel kernel = {#isa, full_pass, states, {attention, dropout}}; \
   }
 DECLARE(kernel_portable)
 #if defined(STACKATTN_X86)
@@ -183,4 +187,5 @@ NB_MODULE(_kernel, m) {
         arg("threads"));
   m.def("retract", &retract, arg("data"), arg("before"), arg("superposition"), arg("steps"), arg("grad_weights").none(),
         arg("grad_after").none(), arg("grad_before"), arg("grad_steps"), lengths, arg("threads"));
+  add_network(m, kernel().network);
 }

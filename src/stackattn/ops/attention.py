@@ -1,0 +1,195 @@
+"""Causal softmax attention with dropout of the weights.
+
+PyTorch has no fused attention with dropout for the CPU, and for small heads its fused attention without dropout is slow
+too. The kernel reads queries, keys and values where the projection leaves them, stores one number for each row instead
+of the weights, and draws the dropout mask again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as torch_dropout
+from torch.nn.functional import scaled_dot_product_attention
+
+from . import checks, dispatch
+from .cpp import network
+from .eager import is_forward_mode, is_plain
+from .keep_mask import draw_seed, keep_mask
+from .lengths import length_mask
+from .registration import NO_SECOND_DERIVATIVES, _library
+
+
+def causal_attention(
+    packed: Tensor, heads: int, lengths: Tensor | None = None, *, dropout: float = 0.0, backend: str = "auto"
+) -> Tensor:
+    """Scaled dot-product attention of each step to itself and the steps before it.
+
+    Args:
+        packed: (B, T, 3 * heads * size)
+            Queries, keys and values side by side, each with its heads side by side: the result of one linear layer.
+        heads: number of heads.
+        lengths: (B,), optional
+            Steps of each sequence. Later steps are not read; their rows and gradients are zero.
+        dropout: probability of dropping an attention weight, from 0 to below 1.
+        backend: `"auto"`, `"cpp"`, `"torch"` or `"reference"`.
+            `"cpp"` needs float32 on the CPU, `"torch"` is PyTorch's attention, `"reference"` is the formula, with the
+            dropout mask of `"cpp"`. `"auto"` takes `"cpp"` where it can run, otherwise `"torch"`.
+
+    Returns:
+        (B, T, heads * size)
+
+    Raises:
+        TypeError, ValueError: if an argument has the wrong shape, dtype, device or range.
+
+    Examples::
+
+        packed = torch.randn(2, 7, 3 * 32)
+        y = causal_attention(packed, heads=4, dropout=0.1)  # (2, 7, 32)
+    """
+    _check_arguments(packed, heads, lengths, dropout)
+    if backend not in dispatch.NAMES:
+        dispatch.choose(backend, packed.device)  # raises
+    plain = is_plain(packed)
+    if backend == "auto":
+        compiling = torch.compiler.is_compiling() and packed.device.type == "cpu" and packed.dtype == torch.float32
+        backend = "cpp" if plain or (compiling and dispatch.kernel is not None) else "torch"
+    if backend == "torch":
+        return _with_pytorch(packed, heads, lengths, dropout)
+    seed = draw_seed() if dropout else torch.zeros((), dtype=torch.int64)
+    if backend == "reference":
+        return _reference(packed, heads, checks.copy_lengths(lengths, packed.shape[1]), dropout, int(seed))
+    if plain:
+        lengths = checks.copy_lengths(lengths, packed.shape[1])
+        return _CausalAttention.apply(packed, heads, lengths, dropout, int(seed))  # pyright: ignore[reportReturnType]
+    if packed.dtype != torch.float32:
+        raise TypeError(f"packed: expected float32 for backend 'cpp', got {packed.dtype}; use 'torch' or 'auto'")
+    dispatch.choose(backend, packed.device)
+    return torch.ops.stackattn.causal_attention(packed, lengths, seed, heads, dropout)[0]
+
+
+def _check_arguments(packed: Tensor, heads: int, lengths: Tensor | None, dropout: float) -> None:
+    checks.check_tensor("packed", packed)
+    if packed.dim() != 3 or heads < 1 or packed.shape[2] == 0 or packed.shape[2] % (3 * heads):
+        raise ValueError(f"packed: expected shape (B, T, 3 * {heads} * size), got {tuple(packed.shape)}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: expected a number from 0 to below 1, got {dropout!r}")
+    checks.check_lengths(lengths, packed)
+
+
+def _split(packed: Tensor, heads: int, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (B, heads, T, size), zero where there is no step."""
+    if lengths is not None:
+        packed = packed.where(length_mask(lengths, packed.shape[1])[..., None], 0)
+    queries, keys, values = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in packed.chunk(3, dim=-1))
+    return queries, keys, values
+
+
+def _join(y: Tensor, lengths: Tensor | None) -> Tensor:
+    """(B, heads, T, size) -> (B, T, heads * size)"""
+    y = y.transpose(1, 2).flatten(2)
+    return y if lengths is None else y.where(length_mask(lengths, y.shape[1])[..., None], 0)
+
+
+def _with_pytorch(packed: Tensor, heads: int, lengths: Tensor | None, dropout: float) -> Tensor:
+    queries, keys, values = _split(packed, heads, lengths)
+    if packed.device.type != "cpu" or not (dropout or is_forward_mode()):
+        return _join(scaled_dot_product_attention(queries, keys, values, None, dropout, True), lengths)
+    # On the CPU, PyTorch's attention has no forward-mode derivative, and with dropout it takes three times as many
+    # operations as this.
+    T, size = queries.shape[2:]
+    future = torch.full((T, T), -torch.inf, dtype=packed.dtype).triu(1)
+    flat = (x.flatten(0, 1) for x in (queries, keys.mT))  # (B * heads, T, size), (B * heads, size, T)
+    weights = torch.baddbmm(future, *flat, alpha=size**-0.5).softmax(-1)  # (B * heads, T, T)
+    return _join((torch_dropout(weights, dropout) @ values.flatten(0, 1)).view_as(queries), lengths)
+
+
+def _reference(packed: Tensor, heads: int, lengths: Tensor | None, dropout: float, seed: int) -> Tensor:
+    queries, keys, values = _split(packed, heads, lengths)
+    B, _, T, size = queries.shape
+    future = torch.ones(T, T, dtype=torch.bool, device=packed.device).triu(1)
+    weights = (queries @ keys.mT * size**-0.5).masked_fill(future, -torch.inf).softmax(-1)  # (B, heads, T, T)
+    if dropout:
+        mask = keep_mask(seed, B * heads * T, T, dropout).to(packed.device)
+        weights = weights * mask.reshape(weights.shape) / (1 - dropout)
+    return _join(weights @ values, lengths)
+
+
+class _CausalAttention(torch.autograd.Function):
+    """The kernel for eager code: half the overhead of a registered operator."""
+
+    @staticmethod
+    def forward(ctx, packed, heads, lengths, dropout, seed):
+        outputs, log_sums = network.attention(packed, heads, lengths, dropout, seed)
+        ctx.save_for_backward(packed, outputs, log_sums)
+        ctx.rest = heads, lengths, dropout, seed
+        return outputs
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        packed, outputs, log_sums = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return network.attention_backward(grad, packed, outputs, log_sums, *ctx.rest), None, None, None, None
+        # A graph of the gradients is wanted, for a second derivative.
+        (result,) = torch.autograd.grad(_reference(packed, *ctx.rest), packed, grad, create_graph=True)
+        return result, None, None, None, None
+
+
+# For torch.compile. The seed is a tensor, so that each call of the compiled code draws a new one.
+_library.define(
+    "causal_attention(Tensor packed, Tensor? lengths, Tensor seed, int heads, float dropout) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "causal_attention_backward(Tensor grad, Tensor packed, Tensor outputs, Tensor log_sums, Tensor? lengths,"
+    " Tensor seed, int heads, float dropout) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl("stackattn::causal_attention", "CPU", lib=_library)
+def _(packed, lengths, seed, heads, dropout):
+    _check_arguments(packed, heads, lengths, dropout)  # a graph may call the operator directly
+    lengths = checks.copy_lengths(lengths, packed.shape[1])
+    return network.attention(packed, heads, lengths, dropout, int(seed))
+
+
+@torch.library.impl("stackattn::causal_attention_backward", "CPU", lib=_library)
+def _(grad, packed, outputs, log_sums, lengths, seed, heads, dropout):
+    lengths = checks.copy_lengths(lengths, packed.shape[1])
+    return network.attention_backward(grad, packed, outputs, log_sums, heads, lengths, dropout, int(seed))
+
+
+@torch.library.register_fake("stackattn::causal_attention", lib=_library)
+def _(packed, lengths, seed, heads, dropout):
+    B, T, width = packed.shape
+    return packed.new_empty(B, T, width // 3), packed.new_empty(B, heads, T)
+
+
+@torch.library.register_fake("stackattn::causal_attention_backward", lib=_library)
+def _(grad, packed, outputs, log_sums, lengths, seed, heads, dropout):
+    return torch.empty_like(packed, memory_format=torch.contiguous_format)
+
+
+def _save(ctx, inputs, output):
+    packed, lengths, seed, ctx.heads, ctx.dropout = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(packed, *output, None if lengths is None else lengths.clone(), seed)
+
+
+def _backward(ctx, grad, _):
+    gradient = torch.ops.stackattn.causal_attention_backward
+    return gradient(grad, *ctx.saved_tensors, ctx.heads, ctx.dropout), None, None, None, None
+
+
+def _no_second_derivative(ctx, *grads):
+    raise RuntimeError(NO_SECOND_DERIVATIVES)
+
+
+torch.library.register_autograd("stackattn::causal_attention", _backward, setup_context=_save, lib=_library)
+torch.library.register_autograd(
+    "stackattn::causal_attention_backward",
+    _no_second_derivative,
+    setup_context=lambda ctx, inputs, output: None,
+    lib=_library,
+)

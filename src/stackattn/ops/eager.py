@@ -1,0 +1,28 @@
+"""Whether tensors can go to the kernel directly, without PyTorch's dispatcher."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import dispatch
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """True for ordinary float32 tensors on the CPU outside of torch.compile, torch.func, forward-mode differentiation,
+    tracing and tensor subclasses, if the kernel is available."""
+    return (
+        dispatch.kernel is not None
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and not is_forward_mode()
+        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+        and all(x.dtype == torch.float32 and x.device.type == "cpu" and x.layout == torch.strided for x in tensors)
+    )
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0
