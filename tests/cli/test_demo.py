@@ -5,7 +5,7 @@ import torch
 
 from stackattn.analysis import attention_map
 from stackattn.cli import main
-from stackattn.cli.demo import CONFIGS, TOKENS, bracket_transitions, list_stack
+from stackattn.cli.demo import DEMO_CONFIGS, TOKENS, bracket_transitions, list_stack
 from stackattn.training import TrainingRun
 
 
@@ -14,7 +14,7 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
     configs = tmp_path / "configs"
     configs.mkdir()
     for name in ("tf", "tf-nd"):  # the demo's own, with fewer batches
-        text = (CONFIGS / f"{name}.yaml").read_text()
+        text = (DEMO_CONFIGS / f"{name}.yaml").read_text()
         (configs / f"{name}.yaml").write_text(text.replace("train_batches: 250", "train_batches: 10"))
     command = ["demo", "--out", str(tmp_path / "out"), "--epochs", "2", "--configs", str(configs)]
     assert main(command) == 0
@@ -49,7 +49,7 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
 
 def test_demo_says_what_it_needs(tmp_path, capsys):
     assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "tf.yaml is not there: run the demo in a checkout" in capsys.readouterr().err
+    assert f"but there is no {tmp_path / 'tf.yaml'}" in capsys.readouterr().err
 
 
 def test_list_stack():

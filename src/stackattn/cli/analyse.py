@@ -32,49 +32,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from rich.console import Console
-        from rich.markup import escape
+    from rich.console import Console
+    from rich.markup import escape
 
-        from ..analysis.drawings import draw_strings, remove_stale_drawings
-        from ..analysis.report import write_report
-        from ..analysis.study import study
-        from ..training import RunError
+    from ..analysis.drawings import draw_strings, remove_stale_drawings
+    from ..analysis.report import write_report
+    from ..analysis.study import study
 
-        console = Console(highlight=False)
-        try:
-            if args.samples is not None and args.samples < 1:
-                raise ValueError(f"--samples: expected at least 1, got {args.samples}")
-            if args.seed < 0:
-                raise ValueError(f"--seed: expected at least 0, got {args.seed}")
-            out = Path(args.out or Path(args.run) / "analysis")
-            if out.exists() and not out.is_dir():
-                raise ValueError(f"--out: expected a folder, got the file {out}")
-            with console.status("reading the runs") as status:
-                found = study(
-                    args.run,
-                    texts=args.string,
-                    samples=args.samples,
-                    seed=args.seed,
-                    stack=args.stack,
-                    progress=lambda text: status.update(escape(text)),
-                )
-                drawn: list[Path] = []
-                no_figures = ""
-                if found.single and found.best and not args.no_figures:
-                    status.update("drawing")
-                    try:
-                        drawn = draw_strings(found.best[0], out)
-                    except ModuleNotFoundError as error:
-                        no_figures = f"no figures: {error}"
-                path = write_report(found, out / "report.html", command(args))
-                remove_stale_drawings(out, keep=drawn)
-        except (ValueError, RunError, OSError) as error:
-            print(f"stackattn analyse: {error}", file=sys.stderr)
-            return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    console = Console(highlight=False)
+    if args.samples is not None and args.samples < 1:
+        raise ValueError(f"--samples: expected at least 1, got {args.samples}")
+    if args.seed < 0:
+        raise ValueError(f"--seed: expected at least 0, got {args.seed}")
+    out = Path(args.out or Path(args.run) / "analysis")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out: expected a folder, got the file {out}")
+    with console.status("reading the runs") as status:
+        found = study(
+            args.run,
+            texts=args.string,
+            samples=args.samples,
+            seed=args.seed,
+            stack=args.stack,
+            progress=lambda text: status.update(escape(text)),
+        )
+        drawn: list[Path] = []
+        no_figures = ""
+        if found.single and found.best and not args.no_figures:
+            status.update("drawing")
+            try:
+                drawn = draw_strings(found.best[0], out)
+            except ModuleNotFoundError as error:
+                no_figures = f"no figures: {error}"
+        path = write_report(found, out / "report.html", command(args))
+        remove_stale_drawings(out, keep=drawn)
     show(found)
     if drawn:
         print(f"{len(drawn)} figures and listings in {out}")

@@ -1,11 +1,18 @@
-"""The main job: a stack reads brackets; then a transformer and a stack transformer learn a language side by side."""
+"""Show how a stack works, then train two small models, one of them with a stack, and compare them.
+
+First a nondeterministic stack with noisy transitions reads a string of brackets. Then a transformer and a transformer
+with stack attention learn the same context-free language. The results are a table, a picture and an HTML report.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..paper.configurations import CONFIGS, load_configuration
+from ..paper.names import LABELS
+from .arguments import TO_CONTINUE, at_least
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,34 +23,40 @@ if TYPE_CHECKING:
 TOKENS = list("([](()[()]))[[]()]")
 OPENING = {")": "(", "]": "["}
 SYMBOLS = ("⊥", "(", "[")  # of the stack; the bottom symbol comes first
-CONFIGS = Path(__file__).parents[1] / "paper/configs/demo"
-MODELS = {"tf": "Tf", "tf-nd": "Tf+Nd"}
+DEMO_CONFIGS = CONFIGS / "demo"
+MODELS = {slug: LABELS[slug] for slug in ("tf", "tf-nd")}
 SHOWN_LENGTH = 16  # of the string whose attention map is drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", default="out/demo", help="folder for what the demo writes (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, help="train for so many epochs (default: as the configurations say)")
-    parser.add_argument("--seed", type=int, default=0, help="of noise, data and training (default: %(default)s)")
-    parser.add_argument("--configs", default=CONFIGS, help="folder with tf.yaml and tf-nd.yaml (default: %(default)s)")
+    parser.set_defaults(to_continue=TO_CONTINUE)
+    parser.add_argument(
+        "--out", default="out/demo", metavar="FOLDER", help="folder for runs, picture and report (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=at_least(1), metavar="N", help="number of epochs (default: from the configurations, 20)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="seed of the noise, the data and the training (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--configs",
+        default=DEMO_CONFIGS,
+        metavar="FOLDER",
+        help="folder with tf.yaml and tf-nd.yaml (default: the shipped ones, %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from rich.console import Console
+    from rich.console import Console
 
-        from ..training import RunError
-
-        console = Console(highlight=False)
-        try:
-            read_brackets(console, args.seed)
-            return compare(console, Path(args.out), Path(args.configs), args.seed, args.epochs)
-        except (ValueError, RunError, OSError) as error:
-            print(f"stackattn demo: {error}", file=sys.stderr)
-            return 2
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    console = Console(highlight=False)
+    read_brackets(console, args.seed)
+    return compare(console, Path(args.out), Path(args.configs), args.seed, args.epochs)
 
 
 def read_brackets(console: Console, seed: int) -> None:
@@ -141,14 +154,11 @@ def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int |
 
 
 def configure(path: Path, seed: int, epochs: int | None) -> CFLConfig:
-    from ..training import load_config
-    from ..training.cfl import CFLConfig
-
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there: run the demo in a checkout, or say --configs FOLDER")
+        raise FileNotFoundError(f"--configs: expected a folder with tf.yaml and tf-nd.yaml, but there is no {path}")
     seeds = ("language.seed", "training.init_seed", "training.shuffle_seed")
     overrides = [f"{key}={seed}" for key in seeds]
-    return load_config(CFLConfig, path, overrides + ([] if epochs is None else [f"training.max_epochs={epochs}"]))
+    return load_configuration("cfl", path, overrides + ([] if epochs is None else [f"training.max_epochs={epochs}"]))
 
 
 def show_table(console: Console, out: Path) -> None:

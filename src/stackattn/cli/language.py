@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _length_arguments(sample, (40, 80))
     sample.add_argument("-n", type=int, default=10, help="how many strings (default: %(default)s)")
     sample.add_argument("--seed", type=int, default=0, help="seed of the generator (default: %(default)s)")
-    sample.add_argument("--out", type=Path, help="write the strings to this file instead of the terminal")
+    sample.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
 
     score = commands.add_parser("score", help="ln p of each string of a file")
     _language_arguments(score)
     score.add_argument("file", metavar="FILE", help="strings, one per line; - reads the standard input")
-    score.add_argument("--out", type=Path, help="write the scores to this file instead of the terminal")
+    score.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
 
     show = commands.add_parser("show", help="a grammar's facts: symbols, rules, valid lengths, entropy")
     _language_arguments(show)
@@ -44,35 +44,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples", type=int, default=200, help="sample size of entropy estimates (default: %(default)s)"
     )
     show.add_argument("--seed", type=int, default=0, help="seed of entropy estimates (default: %(default)s)")
-    show.add_argument("--parse", metavar="STRING", help="also draw the most probable parse tree of a string")
-    show.add_argument("--after", metavar="PREFIX", help="also give the true next-symbol distribution after a prefix")
+    show.add_argument(
+        "--parse", metavar="STRING", help="also draw the most probable parse tree of this string (default: none)"
+    )
+    show.add_argument(
+        "--after",
+        metavar="PREFIX",
+        help="also show the true next-symbol distribution after this prefix (default: none)",
+    )
 
     write = commands.add_parser("write", help="write training, validation and test sets as text and JSON")
     _language_arguments(write)
     write.add_argument("out", type=Path, metavar="FOLDER", help="folder for the files")
     write.add_argument("--seed", type=int, required=True, help="seed of the training and validation sets")
     write.add_argument("--test-seed", type=int, default=0, help="seed of the test set (default: %(default)s)")
-    for name, pair in (("lengths", (40, 80)), ("test-lengths", (40, 100))):
-        write.add_argument(
-            f"--{name}", type=int, nargs=2, default=pair, metavar=("SHORTEST", "LONGEST"), help=f"default: {pair}"
-        )
-    for name, number in (
-        ("train-batches", 1000),
-        ("validation-batches", 100),
-        ("batch-size", 10),
-        ("test-per-length", 100),
+    for name, pair, strings in (
+        ("lengths", (40, 80), "training and validation strings"),
+        ("test-lengths", (40, 100), "test strings"),
     ):
-        write.add_argument(f"--{name}", type=int, default=number, metavar="N", help="default: %(default)s")
+        write.add_argument(
+            f"--{name}",
+            type=int,
+            nargs=2,
+            default=pair,
+            metavar=("SHORTEST", "LONGEST"),
+            help=f"range of lengths of {strings}, in symbols (default: {pair[0]} {pair[1]})",
+        )
+    for name, number, meaning in (
+        ("train-batches", 1000, "number of training batches"),
+        ("validation-batches", 100, "number of validation batches"),
+        ("batch-size", 10, "strings per batch"),
+        ("test-per-length", 100, "test strings of each length"),
+    ):
+        write.add_argument(f"--{name}", type=int, default=number, metavar="N", help=f"{meaning} (default: %(default)s)")
     write.add_argument("--force", action="store_true", help="replace files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
     actions = {"list": _list, "sample": _sample, "score": _score, "show": _show, "write": _write}
-    try:
-        actions[args.action](args)
-    except (ValueError, OSError) as error:
-        print(f"stackattn language {args.action}: {error}", file=sys.stderr)
-        return 2
+    actions[args.action](args)
     return 0
 
 
@@ -218,7 +228,7 @@ def _language_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int]) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--length", type=int, help="one length")
+    group.add_argument("--length", type=int, help="the only length, in symbols (default: --lengths)")
     group.add_argument(
         "--lengths",
         type=int,

@@ -1,4 +1,4 @@
-"""Language models of sentences: prepare data, train, evaluate, generate, and score sentences."""
+"""Language models of sentences: prepare text, train models on it, evaluate them, generate and score sentences."""
 
 from __future__ import annotations
 
@@ -22,32 +22,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     lm_prepare.add_arguments(commands)
     add_training_arguments(commands, "table-2/ptb/tf-nd")
-    evaluate = commands.add_parser("evaluate", help="perplexity of a run's best model on the test set")
-    evaluate.add_argument("run", help="folder of a run")
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure the perplexity of a run's best model",
+        description="Measure the perplexity of a run's best model. Results on the test set of the run's own corpus are "
+        "written to RUN/test.json.",
+    )
+    evaluate.add_argument("run", metavar="RUN", help="folder of a run")
     evaluate.add_argument(
-        "--split", choices=("train", "validation", "test"), default="test", help="(default: %(default)s)"
+        "--split",
+        choices=("train", "validation", "test"),
+        default="test",
+        help="part of the corpus: train, validation or test (default: %(default)s)",
     )
-    evaluate.add_argument("--data", help="folder of the data, if the run's has moved, or of others")
-    generate = commands.add_parser("generate", help="sample sentences from a model")
-    generate.add_argument(
-        "--number", type=at_least(1), default=10, metavar="N", help="of sentences (default: %(default)s)"
-    )
-    generate.add_argument("--prompt", default="", help="how they begin")
-    generate.add_argument(
-        "--max-length", type=at_least(1), default=100, help="tokens behind the prompt (default: %(default)s)"
+    evaluate.add_argument("--data", metavar="FOLDER", help="folder of the corpus (default: from the run)")
+    generate = commands.add_parser(
+        "generate", help="sample sentences from a model", description="Sample sentences from a model."
     )
     generate.add_argument(
-        "--temperature", type=float, default=1.0, help="below 1: likelier ones (default: %(default)s)"
+        "--number", type=at_least(1), default=10, metavar="N", help="number of sentences (default: %(default)s)"
     )
-    generate.add_argument("--top-k", type=int, metavar="K", help="from the K likeliest tokens only")
-    generate.add_argument("--top-p", type=float, metavar="P", help="from the likeliest tokens that have P together")
-    generate.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    score = commands.add_parser("score", help="log-probabilities of the tokens of a file, or of its sentences, as TSV")
-    score.add_argument("file", help="sentences, one to a line, in tokens as those of the training text; - for stdin")
-    score.add_argument("--sentences", action="store_true", help="a row for each sentence, not for each token")
-    score.add_argument("--out", type=Path, help="write to this file (default: stdout)")
+    generate.add_argument("--prompt", default="", metavar="TEXT", help="first words of every sentence (default: none)")
+    generate.add_argument(
+        "--max-length",
+        type=at_least(1),
+        default=100,
+        metavar="N",
+        help="maximum number of tokens after the prompt (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="temperature of the softmax; less than 1 favours likely tokens (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--top-k", type=int, metavar="K", help="sample only from the K most likely tokens (default: all)"
+    )
+    generate.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample only from the most likely tokens with total probability P (default: all)",
+    )
+    generate.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the random numbers (default: %(default)s)"
+    )
+    score = commands.add_parser(
+        "score",
+        help="write the log-probabilities of tokens or sentences as TSV",
+        description="Write the log-probability of each token of a file, or of each sentence, as tab-separated values. "
+        "Logarithms are natural.",
+    )
+    score.add_argument(
+        "file", metavar="FILE", help="one sentence per line, tokenised like the training text; - reads standard input"
+    )
+    score.add_argument("--sentences", action="store_true", help="write one row per sentence instead of one per token")
+    score.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
     for command in (generate, score):
-        command.add_argument("--model", required=True, help="folder of a run, or of a model with its vocabulary")
+        command.add_argument(
+            "--model", required=True, metavar="FOLDER", help="folder of a run, or of a saved model (required)"
+        )
     for command in (evaluate, generate, score):
         add_torch_arguments(command)
 

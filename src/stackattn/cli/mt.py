@@ -1,4 +1,4 @@
-"""Translation: prepare a corpus, train models on it, translate with them and score them."""
+"""Translation: prepare parallel text, train models on it, translate with them and evaluate them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,64 @@ from . import mt_prepare
 from .arguments import add_torch_arguments, add_training_arguments, at_least
 from .training import run_action
 
-CHUNK = 1000  # lines that are read, and sorted by length, before they are translated
+CHUNK = 1000  # lines to read and sort by length before translating them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     mt_prepare.add_arguments(commands)
     add_training_arguments(commands, "table-3/160/tf-nd")
-    translate = commands.add_parser("translate", help="translate a file or the standard input, line by line")
-    translate.add_argument("model", help="folder of a run or of a model")
-    translate.add_argument("file", nargs="?", default="-", help="a sentence on each line (default: standard input)")
-    evaluate = commands.add_parser("evaluate", help="BLEU, chrF and perplexity of a run's best model")
-    evaluate.add_argument("run", help="folder of a run")
-    evaluate.add_argument(
-        "--files", nargs=2, metavar=("SOURCE", "REFERENCE"), help="instead of the test set of the run's corpus"
+    translate = commands.add_parser(
+        "translate",
+        help="translate a file or standard input",
+        description="Translate a file or standard input line by line, and write the translations to standard output.",
     )
-    evaluate.add_argument("--split", choices=("validation", "test"), default="test", help="(default: %(default)s)")
-    evaluate.add_argument("--data", metavar="FOLDER", help="where the run's corpus is, if it has moved")
-    evaluate.add_argument("--out", metavar="NAME", help="writes NAME.json and NAME.txt (default: RUN/test or so)")
+    translate.add_argument("model", metavar="MODEL", help="folder of a run, or of a saved model")
+    translate.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="one sentence per line (default: standard input)"
+    )
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure BLEU, chrF and perplexity of a run's best model",
+        description="Translate a test set with a run's best model and measure BLEU, chrF and perplexity.",
+    )
+    evaluate.add_argument("run", metavar="RUN", help="folder of a run")
+    evaluate.add_argument(
+        "--files",
+        nargs=2,
+        metavar=("SOURCE", "REFERENCE"),
+        help="files to translate and to compare with (default: the split of the run's corpus)",
+    )
+    evaluate.add_argument(
+        "--split",
+        choices=("validation", "test"),
+        default="test",
+        help="part of the run's corpus: validation or test (default: %(default)s)",
+    )
+    evaluate.add_argument("--data", metavar="FOLDER", help="folder of the corpus (default: from the run)")
+    evaluate.add_argument(
+        "--out",
+        metavar="NAME",
+        help="write the scores to NAME.json and the translations to NAME.txt (default: RUN/SPLIT; with --files, "
+        "RUN/files)",
+    )
     for command in (translate, evaluate):
         command.add_argument(
-            "--beam", type=at_least(1), default=4, help="hypotheses of each sentence (default: %(default)s)"
+            "--beam", type=at_least(1), default=4, metavar="N", help="beam size (default: %(default)s)"
         )
         command.add_argument(
             "--max-tokens",
             type=at_least(1),
             default=256,
-            help="of a translation, its end included (default: %(default)s)",
+            metavar="N",
+            help="maximum length of a translation in tokens, including EOS (default: %(default)s)",
         )
         command.add_argument(
             "--batch-tokens",
             type=at_least(1),
             default=2048,
-            help="source tokens to translate at once (default: %(default)s)",
+            metavar="N",
+            help="batch size in source tokens (default: %(default)s)",
         )
         add_torch_arguments(command)
 
@@ -62,7 +87,7 @@ def _translate(args: argparse.Namespace) -> int:
     translator = _translator(args.model, args)
     standard = args.file == "-"
     lines = decode_lines(sys.stdin.buffer, "standard input") if standard else read_sentences(args.file)
-    waiting = standard and sys.stdin.isatty()  # somebody types: answer each line
+    waiting = standard and sys.stdin.isatty()  # interactive: translate each line at once
     with _counter("translating", None, not sys.stdout.isatty()) as done:
         for text in translator.translate_lines(lines, 1 if waiting else CHUNK, done):
             print(text, flush=waiting)
@@ -104,7 +129,7 @@ def _translator(folder: str, args: argparse.Namespace) -> Any:
 
 @contextmanager
 def _counter(what: str, total: int | None, wanted: bool = True) -> Iterator[Callable[[int], None]]:
-    """Shows on standard error how many are done and how fast; nothing where that is no terminal."""
+    """A function that advances a progress bar on standard error; without a terminal there is no bar."""
     if not wanted or not sys.stderr.isatty():
         yield lambda count: None
         return

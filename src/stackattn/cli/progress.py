@@ -1,4 +1,4 @@
-"""How long work and training runs are shown: bars with speed and time left on a terminal, plain lines elsewhere."""
+"""Progress of long work and of training runs: bars with speed and time left on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Lines:
-    """One line for each evaluation of a run."""
+    """Prints one line per evaluation of a run."""
 
     def __init__(self, name: str):
         self.name = name
@@ -26,7 +26,7 @@ class Lines:
 
 
 class Bar(Lines):
-    """A bar for each epoch and a line for each evaluation; or, if `epochs` are given, one bar for all of them."""
+    """One bar per epoch and one line per evaluation; with `epochs`, one bar for all epochs and no lines."""
 
     def __init__(self, name: str, progress: Any, epochs: int | None = None):
         super().__init__(name)
@@ -56,7 +56,7 @@ class Bar(Lines):
 
 
 class ProgressDisplay:
-    """Makes what shows each run; used in a `with`."""
+    """Makes the callback that displays a run; used as a context manager."""
 
     def __init__(self) -> None:
         self.progress: Any = None
@@ -84,14 +84,14 @@ class ProgressDisplay:
         return self.bars[name]
 
     def done(self, name: str, line: str) -> None:
-        """A run has ended: its bar goes, and a line says how it went."""
+        """Replace the bar of a finished run by a line."""
         if name in self.bars:
             self.progress.remove_task(self.bars.pop(name).task)
         self.progress.console.print(line, highlight=False, markup=False) if self.progress else print(line, flush=True)
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-    """The items, with a bar on a terminal."""
+    """Iterate over the items, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -105,7 +105,7 @@ def summary(values: dict[str, Any]) -> str:
 
 
 def outcome(name: object, result: dict[str, Any]) -> str:
-    """How a run ended, in a line."""
+    """One line on how a run ended."""
     best = result.get("best")
     return f"{name}: {result['stopped']}" + (f"  {_headline(best)} (epoch {best['epoch']})" if best else "")
 

@@ -14,6 +14,10 @@ from ..config import Preset, describe
 from ..languages import TASKS
 
 PUBLISHED = {
+    "push_activation": "published",
+    "stack_init": "uniform",
+    "plateau": "pytorch",
+    "count_bos": False,
     "published": True,
 }
 """Values of the published code by the last part of the key, such as `plateau` for `training.plateau`."""

@@ -1,0 +1,103 @@
+"""Help texts: every command, option and argument is described, with its default; and errors and Ctrl-C in one place."""
+
+import argparse
+
+import pytest
+
+from stackattn import cli
+from stackattn.cli import COMMANDS, main, make_parser
+from stackattn.training import RunError
+
+
+def parsers(parser):
+    """A parser and, recursively, the parsers of its actions."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from parsers(child)
+
+
+PARSERS = list(parsers(make_parser()))
+OPTIONS = [
+    (parser, action)
+    for parser in PARSERS
+    for action in parser._actions
+    if not isinstance(action, argparse._SubParsersAction | argparse._HelpAction | argparse._VersionAction)
+]
+
+
+def name(option):
+    parser, action = option
+    return f"{parser.prog} {(action.option_strings or [action.dest])[0]}"
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=map(name, OPTIONS))
+def test_every_option_says_what_it_does_and_its_default(option):
+    _, action = option
+    assert action.help, "no help text"
+    assert action.help[0] != "("
+    assert not action.help.startswith(("of ", "that ", "to ", "from ", "default"))
+    takes_value = action.option_strings and action.nargs != 0 and not isinstance(action, argparse._AppendAction)
+    if takes_value and not action.required and action.default != []:
+        assert "(default: " in action.help
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.prog)
+def test_every_command_is_described(parser, capsys):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            assert [choice.dest for choice in action._choices_actions if choice.help] == list(action.choices)
+    assert parser.description is None or parser.description[0].isupper()
+    with pytest.raises(SystemExit) as code:
+        parser.parse_args(["--help"])
+    assert code.value.code == 0
+    assert parser.prog in capsys.readouterr().out
+
+
+def test_every_command_has_a_summary(capsys):
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in COMMANDS)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), OSError("bad"), RunError("bad"), ModuleNotFoundError("bad")])
+@pytest.mark.parametrize("command", ["demo", "analyse x", "language list", "lm score x --model y"])
+def test_input_errors_are_one_line_in_every_command(command, error, capsys, monkeypatch):
+    arguments = command.split()
+    _replace(monkeypatch, arguments[0], error)
+    assert main(arguments) == 2
+    action = f" {arguments[1]}" if arguments[0] in ("language", "lm") else ""
+    assert capsys.readouterr().err == f"stackattn {arguments[0]}{action}: bad\n"
+
+
+def test_bugs_keep_their_traceback(monkeypatch):
+    _replace(monkeypatch, "params", KeyError("x"))
+    with pytest.raises(KeyError):
+        main(["params"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["language", "list"], "stopped\n"),
+        (["analyse", "x"], "stopped\n"),
+        (["demo"], "stopped; run the same command again to continue\n"),
+        (["reproduce", "table-2"], "stopped; run the same command again to continue\n"),
+        (["cfl", "sweep", "--out", "x"], "stopped; run the same command again to continue\n"),
+        (["mt", "train", "--out", "x"], "stopped; pass --resume to continue from the last checkpoint\n"),
+    ],
+)
+def test_interrupts(arguments, message, capsys, monkeypatch):
+    _replace(monkeypatch, arguments[0], KeyboardInterrupt())
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == message
+
+
+def _replace(monkeypatch, command, error):
+    """Let the function of a command raise an error."""
+
+    def run(args):
+        raise error
+
+    monkeypatch.setattr(getattr(cli, command), "run", run)
