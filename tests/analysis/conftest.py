@@ -1,6 +1,7 @@
-"""Run folders of untrained models: nothing in the analysis needs a model to be good."""
+"""Run folders of untrained models: the analysis does not need good models."""
 
 import json
+import shutil
 
 import pytest
 
@@ -19,9 +20,24 @@ MODELS = {
 }
 
 
+@pytest.fixture(scope="session")
+def saved_models(tmp_path_factory):
+    """Returns the folder of a saved model, which is built once for each configuration."""
+    folders = {}
+
+    def saved(config):
+        key = json.dumps(to_values(config), sort_keys=True)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("model") / "best"
+            save(build_model(config, len(config.language.make().symbols)), folders[key])
+        return folders[key]
+
+    return saved
+
+
 @pytest.fixture
-def make_run(tmp_path):
-    """A function that makes the folder of a run with two evaluations."""
+def make_run(tmp_path, saved_models):
+    """Creates the folder of a run with two evaluations."""
 
     def make(model="tf-nd", language="dyck", folder="run", best=True, seed=0, lengths=(6, 12)):
         values = {
@@ -40,7 +56,7 @@ def make_run(tmp_path):
         ]
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if best))
         if best:
-            save(build_model(config, len(config.language.make().symbols)), path / "best")
+            shutil.copytree(saved_models(config), path / "best")
         return path
 
     return make

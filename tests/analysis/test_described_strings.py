@@ -1,4 +1,4 @@
-"""Which strings are looked at, and what is said of each."""
+"""The strings to step through, and their data on the page."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def strings_of(folder, **options):
 
 
 @pytest.mark.parametrize("model", ["tf-nd", "tf-sup", "lstm-nd", "lstm-sup"])
-def test_a_string_is_described_as_its_trace_says(make_run, model):
+def test_string_data_matches_the_trace(make_run, model):
     folder = make_run(model)
     (string,) = strings_of(folder, texts=["[()][]"])
     assert string["tokens"] == ["BOS", *"[()][]"]
@@ -33,7 +33,7 @@ def test_a_string_is_described_as_its_trace_says(make_run, model):
     for t in range(first, 7):
         row = stack["tops"][t]
         expected = tops[t - first].tolist()
-        expected = expected if not first else [expected[0], 0, *expected[1:]]  # BOS is not read, and has a column
+        expected = expected if not first else [expected[0], 0, *expected[1:]]  # BOS is not read but has a column
         assert row == pytest.approx([1000 * x for x in expected[: len(row)]], abs=0.51)
         assert sum(expected[len(row) :]) < 0.001 * len(expected)
         assert stack["actions"][t] == pytest.approx([1000 * x for x in actions[t - first].tolist()], abs=0.51)
@@ -63,7 +63,7 @@ def test_split_weights_add_up(make_run):
     for t, row in enumerate(stack["tops"]):
         for i, weight in enumerate(row):
             parts = [part["tops"][t][i] for part in stack["split"] if i < len(part["tops"][t])]
-            assert abs(sum(parts) - weight) <= 3  # four roundings
+            assert abs(sum(parts) - weight) <= 3  # four values were rounded
 
 
 def test_strings_outside_the_language(make_run):
@@ -74,7 +74,7 @@ def test_strings_outside_the_language(make_run):
     assert [x is None for x in string["divergence"]] == [False, False, True, True, True]
 
 
-def test_which_strings():
+def test_selected_strings():
     assert select_strings(marked_reversal(), (40, 80))[0].source == "Appendix E of the paper"
     assert dyck().decode(select_strings(dyck(variant="published"), (40, 80))[0].ids, "") == PAPER["dyck"]
     assert [s.source for s in select_strings(dyck(), (4, 8), seed=7)] == ["sample 1, seed 7", "sample 2, seed 7"]
@@ -88,7 +88,7 @@ def test_which_strings():
     assert all(len(string.ids) for string in select_strings(get_language("unmarked-reversal"), (0, 2), samples=20))
 
 
-def test_why_a_balanced_string_is_foreign(make_run):
+def test_why_a_balanced_string_is_excluded(make_run):
     assert [why_excluded(dyck(), np.array(ids)) for ids in ([0, 1], [0, 0])] == ["", ""]
     published = get_language("dyck", variant="published")
     found = [why_excluded(published, published.encode(text)) for text in ("([])", "()[]", "(]")]

@@ -1,3 +1,5 @@
+"""Print figures: content, size, repeatable bytes, symbols with markup, atomic writes."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 import torch
 
 from stackattn.analysis import attention_map
+from stackattn.analysis.demo import demo_figure
 from stackattn.analysis.figures import action_map, height_chart, split_map
 
 TOKENS = ["BOS", *"(()[])"]
@@ -28,14 +31,14 @@ DRAWINGS = {
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_the_same_figure_gives_the_same_bytes(tmp_path, name):
+def test_equal_figures_give_equal_bytes(tmp_path, name):
     for suffix, start in (("svg", b"<?xml"), ("png", b"\x89PNG")):
         first, second = (DRAWINGS[name](tmp_path / f"{i}" / f"figure.{suffix}").read_bytes() for i in range(2))
         assert first == second
         assert first.startswith(start)
 
 
-def test_what_is_drawn(tmp_path, monkeypatch):
+def test_content_of_the_figures(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr("stackattn.analysis.figures.save_figure", lambda figure, path: figures.append(figure))
     for name in ("actions", "height", "split"):
@@ -51,8 +54,8 @@ def test_what_is_drawn(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("symbols", [12, 80])
-def test_figures_can_be_read_at_the_width_of_a_text(tmp_path, monkeypatch, symbols):
-    """They are at most 5.5 inches wide, so print does not shrink them, and no letters are below 6 points or overlap."""
+def test_figures_are_readable_at_text_width(tmp_path, monkeypatch, symbols):
+    """Figures are at most 5.5 inches wide, no font is smaller than 6 points, and labels do not overlap."""
     import struct
 
     from matplotlib.figure import Figure
@@ -71,7 +74,7 @@ def test_figures_can_be_read_at_the_width_of_a_text(tmp_path, monkeypatch, symbo
         action_map(weights[:, 0, 0], tokens, ("push", "no-op", "pop"), tmp_path / "actions.png"),
     ]
     for path, figure in zip(made, figures, strict=True):
-        (pixels,) = struct.unpack(">I", path.read_bytes()[16:20])  # the width in the header of a PNG
+        (pixels,) = struct.unpack(">I", path.read_bytes()[16:20])  # the width in the PNG header
         assert pixels / 200 <= 5.5
         texts = [text for axes in figure.axes for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]]
         texts += figure.findobj(lambda artist: hasattr(artist, "get_fontsize"))
@@ -101,6 +104,41 @@ def test_figures_can_be_read_at_the_width_of_a_text(tmp_path, monkeypatch, symbo
         (lambda path: split_map(split()[..., 0], TOKENS, path), r"weights: expected shape \(7, 8, Q, S\)"),
     ],
 )
-def test_figures_say_what_is_wrong(tmp_path, draw, message):
+def test_errors_of_figures(tmp_path, draw, message):
     with pytest.raises(ValueError, match=message):
         draw(tmp_path / "figure.svg")
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_symbols_are_not_parsed_as_markup(tmp_path, suffix):
+    tokens = ["BOS", "$x_{$", "$", "\\frac", "a_b^"]
+    n = len(tokens)
+    weights = torch.rand(n, n + 1, 1, 1)
+    title = "$\\undefined{$ 5 $"
+    for name, draw in {
+        "actions": lambda path: action_map(weights[:, :3, 0, 0], tokens, ("a", "b", "c"), path, title=title),
+        "height": lambda path: height_chart(torch.rand(n), tokens, path, title=title),
+        "split": lambda path: split_map(weights, tokens, path, title=title),
+        "attention": lambda path: attention_map(weights[..., 0, 0], tokens, path, title=title),
+        "demo": lambda path: demo_figure({title: [(1, 0.5)]}, weights[..., 0, 0], tokens, path, language=title),
+    }.items():
+        assert draw(tmp_path / f"{name}.{suffix}").stat().st_size > 1000
+
+
+def test_a_failed_write_keeps_the_old_figure(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    path = tmp_path / "figure.svg"
+    DRAWINGS["height"](path)
+    before = path.read_bytes()
+
+    def fail(figure, target, **options):
+        with open(target, "wb") as file:
+            file.write(b"<svg")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(OSError, match="No space left"):
+        DRAWINGS["height"](path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,3 +1,5 @@
+"""Agreement of stacks with a real stack and with derivations."""
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def test_real_tops(made, text, tops):
     assert real_tops(made, made.encode(text)) == tops
 
 
-def test_real_stack_accepts_what_the_language_makes():
+def test_the_real_stack_accepts_strings_of_the_language():
     import numpy as np
 
     for made, length in ((marked_reversal(3), 13), (dyck(3, variant="published"), 14)):
@@ -65,7 +67,7 @@ def test_best_runs_are_compared_with_derivations():
     made = get_language("unmarked-reversal")
     tops = [[derivation_tops(made, made.encode("0110"))]]
     actions = torch.tensor([[ACTIONS[kind] for kind in ("no-op", "push", "push", "pop", "pop")]])
-    # each action is more probable than the two others, but not than both together
+    # each action is more probable than either of the others, but not than both together
     unsure = SuperpositionTrace("stack", 0, (0.1 * actions + 0.3).double())
     assert measure_agreement([[unsure]], tops, best_run=True)["stack"].correct == 4
     assert measure_agreement([[unsure]], tops)["stack"].correct < 4
@@ -75,7 +77,7 @@ def hard(kinds, first):
     return SuperpositionTrace("stack", first, torch.tensor([[ACTIONS[kind] for kind in kinds]]).double())
 
 
-def test_the_real_automaton_agrees_everywhere():
+def test_the_real_automaton_agrees_at_every_step():
     made = marked_reversal()
     tops = [[real_tops(made, made.encode("01#10"))]]
     right = ["push", "push", "no-op", "pop", "pop"]
@@ -83,10 +85,10 @@ def test_the_real_automaton_agrees_everywhere():
         hard(["no-op", *right], 0),
         hard(["push", *right], 0),
         hard(right, 1),
-    ):  # BOS pushed or not, or unread
+    ):  # BOS is pushed, not pushed, or not read
         found = measure_agreement([[trace]], tops)["stack"]
         assert (found.correct, found.steps, found.only_pushes, found.never_pushes) == (5, 5, 2, 1)
-    late = hard(["no-op", "push", "push", "push", "pop", "pop"], 0)  # pushes the mark: from there on one too high
+    late = hard(["no-op", "push", "push", "push", "pop", "pop"], 0)  # also pushes the mark
     assert measure_agreement([[late]], tops)["stack"].correct == 2
     both = measure_agreement([[late], [hard(["no-op", *right], 0)]], tops * 2)["stack"]
     assert (both.correct, both.steps) == (7, 10)
@@ -94,21 +96,21 @@ def test_the_real_automaton_agrees_everywhere():
 
 
 def most_weighted(actions, tops, first):
-    """By chance rather than by recurrences: follow every list of actions, and add up what is on top of each."""
+    """The same by enumeration: follow every sequence of actions and add up the weight of each top."""
     from itertools import product
 
     T = len(actions)
     weights = [[0.0] * (T + 1) for _ in range(T)]
     for kinds in product(range(3), repeat=T):
-        chance, stack = 1.0, [0]
+        probability, stack = 1.0, [0]
         for t, kind in enumerate(kinds):
-            chance *= actions[t][kind]
+            probability *= actions[t][kind]
         for t, kind in enumerate(kinds):
             if kind == 0:
                 stack.append(t + 1)
             elif kind == 2 and len(stack) > 1:
                 stack.pop()
-            weights[t][stack[-1]] += chance
+            weights[t][stack[-1]] += probability
     right = []
     for symbol, top in enumerate(tops):
         row = weights[symbol + 1 - first]
@@ -121,7 +123,7 @@ def most_weighted(actions, tops, first):
     return right
 
 
-def test_the_most_weighted_token_is_what_is_counted():
+def test_correct_steps_by_enumeration():
     made = dyck()
     tops = real_tops(made, made.encode("[()][]"))
     generator = torch.Generator().manual_seed(0)
@@ -134,11 +136,11 @@ def test_the_most_weighted_token_is_what_is_counted():
             (found,) = correct_steps(trace, [tops])
             assert found == most_weighted(actions[0].tolist(), tops, first)
             seen |= set(zip((top >= 0 for top in tops), found, strict=True))
-    assert len(seen) == 4  # right and wrong, with and without a token on the real stack
+    assert len(seen) == 4  # correct and wrong, with and without a token on the real stack
 
 
-def test_the_empty_share_is_no_token():
-    """[ is pushed a little: most of the stack stays empty, but the most weighted token is the right one."""
+def test_the_empty_share_is_not_a_token():
+    """The first symbol is pushed with a small weight: the empty share is larger, but the best token is right."""
     actions = torch.tensor([[[0.0, 1.0, 0.0], [0.3, 0.7, 0.0], [0.0, 0.9, 0.1]]], dtype=torch.float64)
     trace = SuperpositionTrace("stack", 0, actions)
     assert trace.tops()[0].argmax(-1).tolist() == [0, 0, 0]
@@ -146,10 +148,10 @@ def test_the_empty_share_is_no_token():
     assert correct_steps(trace, [[0, -1]]) == [[True, True]]
     assert correct_steps(trace, [[-1, 1]]) == [[True, False]]
     nothing = hard(["no-op"] * 3, 0)
-    assert correct_steps(nothing, [[0, -1]]) == [[False, True]]  # no token has weight, so none has most
+    assert correct_steps(nothing, [[0, -1]]) == [[False, True]]  # no token has any weight
 
 
-def test_baselines_are_what_such_stacks_score():
+def test_baselines_match_simulated_stacks():
     made = dyck()
     tops = [[real_tops(made, made.encode(text))] for text in ("[()][]", "()[]", "((([])))")]
     for name, kind in (("only pushes", "push"), ("never pushes", "no-op")):

@@ -1,4 +1,4 @@
-"""The study of runs and the data of the report; what a browser makes of it is in test_report_browser.py."""
+"""Studies of runs, the data of the report and `stackattn analyse`; test_report_browser.py tests the page itself."""
 
 import json
 import re
@@ -19,14 +19,14 @@ def data_of(page):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
-def test_states_with_hardly_any_weight(make_run, tmp_path):
+def test_states_with_tiny_weights(make_run, tmp_path):
     folder = make_run("lstm-nd")
     network = load(folder / "best")
     with torch.no_grad():
         for parameter in network.stack.to_actions.parameters():
-            parameter *= 3000  # so that some states and symbols do not have a thousandth of the weight
+            parameter *= 3000  # so that some states and symbols have less than a thousandth of the weight
     save(network, folder / "best")
-    assert main(["analyse", str(folder), "--string", "[()][]", "--string", "((()))"]) == 0
+    assert main(["analyse", str(folder), "--string", "[()][]", "--string", "((()))", "--no-figures"]) == 0
     data = data_of((tmp_path / "run/analysis/report.html").read_text())
     (string,) = page_data(study(folder, texts=["[()][]"]))["runs"][0]["strings"]
     (trace,) = trace_stacks(network, torch.tensor([[4, 2, 0, 1, 3, 2, 3]]))
@@ -41,7 +41,7 @@ def test_states_with_hardly_any_weight(make_run, tmp_path):
             assert row + [0] * (8 - len(row)) == pytest.approx([1000 * x for x in expected], abs=0.51)
 
 
-def test_stacks_have_names_and_can_be_chosen(make_run):
+def test_stacks_have_names_and_can_be_selected(make_run):
     folder = make_run("tf-both")
     names = ["layer 1, head 1", "layer 1, head 2", "layer 2"]
     (studied,) = study(folder, samples=1).runs
@@ -57,7 +57,7 @@ def test_stacks_have_names_and_can_be_chosen(make_run):
         study(make_run("tf", folder="plain"), stack=1)
 
 
-def test_the_page_is_whole_and_repeatable(make_run, tmp_path):
+def test_the_page_is_self_contained_and_repeatable(make_run, tmp_path):
     folder = make_run()
     pages = [write_report(study(folder), tmp_path / name).read_text() for name in ("a.html", "b.html")]
     assert pages[0] == pages[1]
@@ -67,7 +67,7 @@ def test_the_page_is_whole_and_repeatable(make_run, tmp_path):
     assert data["title"] == "Tf+Nd on dyck"
     assert data["runs"][0]["curve"] == [[1, 0.65], [2, 0.4]]
     lengths = [row[0] for row in data["runs"][0]["test"]["model"]]
-    assert lengths == list(range(6, 16, 2))  # a quarter more than the training lengths
+    assert lengths == list(range(6, 16, 2))  # the training lengths, extended by a quarter
     assert len(pages[0]) < 200_000
 
 
@@ -106,9 +106,9 @@ def column(data, name):
     return [run["row"][place] for run in data["runs"]] + [one["row"][place] for one in data["baselines"]]
 
 
-def test_all_runs_are_judged_by_the_same_strings(make_run, tmp_path, capsys):
+def test_all_runs_are_compared_on_the_same_strings(make_run, tmp_path, capsys):
     make_run("tf-nd", folder="sweep/a", seed=1)
-    make_run("tf-nd", folder="sweep/b")  # better, so it alone can be stepped through
+    make_run("tf-nd", folder="sweep/b")  # better than a
     make_run("tf-both", folder="sweep/c")
     make_run("tf", folder="sweep/d")
     make_run("tf-nd", "unmarked-reversal", folder="sweep/e")
@@ -139,7 +139,7 @@ def test_all_runs_are_judged_by_the_same_strings(make_run, tmp_path, capsys):
     assert "over 100 strings" in " ".join(printed.split())
 
 
-def test_runs_without_their_best_model_are_in_the_table(make_run, tmp_path, capsys):
+def test_runs_without_a_best_model_are_in_the_table(make_run, tmp_path, capsys):
     import shutil
 
     kept = {"lengths": [{"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0, "difference_from_floor": None}]}
@@ -165,7 +165,7 @@ def test_runs_without_their_best_model_are_in_the_table(make_run, tmp_path, caps
         _ = found.runs[1].run.model
 
 
-def test_the_best_of_each_model_and_task(make_run, tmp_path):
+def test_the_best_run_of_each_model_and_task(make_run, tmp_path):
     make_run("tf-nd", folder="sweep/a")
     make_run("tf-nd", folder="sweep/b", seed=1)  # worse than a
     make_run("tf-nd", folder="sweep/c", seed=2, lengths=(6, 20))
@@ -180,7 +180,7 @@ def test_the_best_of_each_model_and_task(make_run, tmp_path):
     assert [tile[0] for tile in data["tiles"][1:]] == ["Best on dyck, 6 to 12 symbols", "Best on dyck, 6 to 20 symbols"]
 
 
-def test_many_models_have_results_by_length_and_one_string(make_run, tmp_path, capsys):
+def test_many_models_have_one_string_each(make_run, tmp_path, capsys):
     models = ("tf-nd", "tf-nd-2", "tf-sup", "tf", "lstm-sup")
     for model in models[:4]:
         make_run(model, folder=f"sweep/{model}")
@@ -193,18 +193,18 @@ def test_many_models_have_results_by_length_and_one_string(make_run, tmp_path, c
     assert [len(run["strings"]) for run in data["runs"]] == [1] * 5
     assert all(len(run["test"]["model"]) == 5 for run in data["runs"])  # lengths 6, 8, ..., 14
     printed = " ".join(capsys.readouterr().out.split())
-    for told in (data["lede"], printed):
-        assert "5 models, more than 4, so only the first of 3 strings is shown for each" in told
+    for text in (data["lede"], printed):
+        assert "5 models, more than 4, so only the first of 3 strings is shown for each" in text
 
 
-def test_the_language_of_a_wrong_string_is_named(make_run, tmp_path, capsys):
+def test_errors_name_the_run_and_its_language(make_run, tmp_path, capsys):
     make_run("tf-nd", folder="sweep/a")
     make_run("tf-nd", "unmarked-reversal", folder="sweep/b")
     assert main(["analyse", str(tmp_path / "sweep"), "--string", "()"]) == 2
     assert "run b, language unmarked-reversal: text: '(' (symbol 1 of the string)" in capsys.readouterr().err
 
 
-def test_why_there_is_no_real_top(make_run, capsys):
+def test_languages_without_a_real_stack(make_run, capsys):
     folder = make_run("tf-sup", "hardest-cfl", lengths=(12, 16))
     assert main(["analyse", str(folder), "--samples", "1", "--no-figures"]) == 0
     assert "Empty for hardest-cfl: the top of a real stack is known for" in capsys.readouterr().out
@@ -212,7 +212,7 @@ def test_why_there_is_no_real_top(make_run, capsys):
     assert study(make_run(folder="dyck"), samples=1).without_real_stack == ""
 
 
-def test_saved_results_by_length_are_used_if_they_are_of_the_model(make_run):
+def test_saved_results_are_used_if_they_belong_to_the_model(make_run):
     folder = make_run()
     row = {"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0, "difference": 0.5, "difference_from_floor": 0.25}
     saved = {"model": TrainingRun(folder).model_checksum(), "seed": 0, "per_length": 5, "lengths": [row]}
@@ -225,7 +225,7 @@ def test_saved_results_by_length_are_used_if_they_are_of_the_model(make_run):
     assert len(page_data(study(folder, samples=1))["runs"][0]["test"]["model"]) == 5
 
 
-def test_long_strings_give_up_states_and_symbols(make_run, tmp_path, monkeypatch):
+def test_a_large_page_omits_states_and_symbols(make_run, tmp_path, monkeypatch):
     import stackattn.analysis.report as module
 
     found = study(make_run(), samples=1)
@@ -255,20 +255,20 @@ def test_command(make_run, tmp_path, capsys):
     assert runs.count("sampled run") == 3
 
 
-def test_older_drawings_are_removed_and_nothing_else(make_run, tmp_path):
+def test_stale_drawings_are_removed_and_nothing_else(make_run, tmp_path):
     folder, out = make_run("tf-sup"), tmp_path / "out"
     out.mkdir()
-    ours = ["string-7-layer-1-actions.svg", "string-2-layer-3-head-1-split.png", "string-2-LSTM-stack-runs.txt"]
+    drawings = ["string-7-layer-1-actions.svg", "string-2-layer-3-head-1-split.png", "string-2-LSTM-stack-runs.txt"]
     others = ["string-1-notes.txt", "string-1-layer-1-actions.pdf", "my-string-1-layer-1-height.svg"]
-    for name in ours + others:
+    for name in drawings + others:
         (out / name).touch()
     assert main(["analyse", str(folder), "--string", "(x)", "--out", str(out)]) == 2
-    assert len(list(out.iterdir())) == 6  # a mistake takes nothing away
+    assert len(list(out.iterdir())) == 6  # an error removes nothing
     assert main(["analyse", str(folder), "--string", "()", "--no-figures", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == sorted(["report.html", *others])
 
 
-def test_the_report_tells_the_command_that_made_it(make_run, tmp_path, monkeypatch):
+def test_the_report_shows_its_command(make_run, tmp_path, monkeypatch):
     import shlex
 
     make_run("tf-both")
@@ -316,7 +316,7 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
         (["run/config.json"], "run/config.json: expected the folder of a run, got a file; its folder is run"),
     ],
 )
-def test_command_says_what_is_wrong(make_run, tmp_path, capsys, monkeypatch, arguments, message):
+def test_errors_of_the_command(make_run, tmp_path, capsys, monkeypatch, arguments, message):
     if arguments != ["."]:
         make_run()
     monkeypatch.chdir(tmp_path)
@@ -324,7 +324,7 @@ def test_command_says_what_is_wrong(make_run, tmp_path, capsys, monkeypatch, arg
     assert message in capsys.readouterr().err
 
 
-def test_runs_of_corpora_are_told_or_left_out(make_run, tmp_path, capsys):
+def test_runs_on_corpora_are_rejected_or_skipped(make_run, tmp_path, capsys):
     make_run(folder="sweep/cfl")
     other = tmp_path / "sweep/lm"
     other.mkdir()
@@ -336,8 +336,87 @@ def test_runs_of_corpora_are_told_or_left_out(make_run, tmp_path, capsys):
     assert "cfl" in capsys.readouterr().out
 
 
-def test_strings_that_training_did_not_have_are_told(make_run, tmp_path):
-    assert main(["analyse", str(make_run()), "--no-figures", "--string", "()", "--string", "(" * 60 + ")" * 60]) == 0
+def test_strings_with_unseen_lengths(make_run, tmp_path):
+    strings = ["--string", "()", "--string", "(" * 60 + ")" * 60]
+    assert main(["analyse", str(make_run("tf-sup")), "--no-figures", *strings]) == 0
     data = data_of((tmp_path / "run/analysis/report.html").read_text())
     longest = data["runs"][0]["strings"][1]
     assert (longest["seenLength"], longest["inLanguage"], longest["lengths"][1]) == (False, True, 120)
+
+
+DAMAGES = {
+    "config": ("config.json", "{", "config.json, line 1"),
+    "metrics": ("metrics.jsonl", '{"epoch": 1}\n', "metrics.jsonl, line 1: missing key 'score'"),
+    "json": ("metrics.jsonl", "{\n", "metrics.jsonl"),
+    "test": ("test.json", '{"lengths": []}', "test.json: missing key"),
+    "result": ("result.json", "{}", "result.json: missing key 'stopped'"),
+    "model": ("best/config.json", "{}", "best"),
+}
+
+
+def damage(folder, name):
+    path, text, _ = DAMAGES[name]
+    if name == "test":
+        text = json.dumps({"model": TrainingRun(folder).model_checksum(), **json.loads(text)})
+    (folder / path).write_text(text)
+
+
+def test_damaged_runs_are_reported_and_the_others_analysed(make_run, tmp_path, capsys):
+    make_run("tf-sup", folder="sweep/good")
+    for name in DAMAGES:
+        damage(make_run("tf-sup", folder=f"sweep/{name}"), name)
+    assert main(["analyse", str(tmp_path / "sweep"), "--samples", "1"]) == 1
+    printed = capsys.readouterr()
+    for name, (_, _, message) in DAMAGES.items():
+        (line,) = (line for line in printed.err.splitlines() if f"skipped run {name}: " in line)
+        assert message in line
+    assert "good" in printed.out
+    data = data_of((tmp_path / "sweep/analysis/report.html").read_text())
+    assert [run["name"] for run in data["runs"]] == ["good"]
+    assert all(name in data["lede"] for name in DAMAGES)
+
+
+def test_only_damaged_runs(make_run, tmp_path, capsys):
+    for name in ("config", "model"):
+        damage(make_run(folder=f"sweep/{name}"), name)
+        assert main(["analyse", str(tmp_path / "sweep" / name)]) == 2
+        assert DAMAGES[name][2] in capsys.readouterr().err
+    assert main(["analyse", str(tmp_path / "sweep")]) == 2
+    assert "none of the 2 runs can be read; config: " in capsys.readouterr().err
+
+
+def test_each_string_is_traced_once(make_run, tmp_path, monkeypatch):
+    import stackattn.analysis.folders as folders
+    import stackattn.analysis.strings as strings
+
+    calls = {"load": 0, "trace_stacks": 0}
+
+    def count(module, name):
+        function = getattr(module, name)
+
+        def counted(*args):
+            calls[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(folders, "load")
+    count(strings, "trace_stacks")
+    assert main(["analyse", str(make_run("tf-sup")), "--string", "()"]) == 0
+    assert calls == {"load": 1, "trace_stacks": 1}
+
+
+def test_drawings_stay_until_new_ones_exist(make_run, tmp_path, monkeypatch, capsys):
+    import stackattn.analysis.drawings as drawings
+
+    folder, out = make_run("tf-sup"), tmp_path / "run/analysis"
+    assert main(["analyse", str(folder), "--string", "()"]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def fail(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(drawings, "height_chart", fail)
+    assert main(["analyse", str(folder), "--string", "(())"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

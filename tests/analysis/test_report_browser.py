@@ -1,4 +1,4 @@
-"""The report in a real browser: needs Playwright (extra `dev`) and Chromium (`apt install chromium`), or is skipped."""
+"""The report in a browser. Skipped without Playwright (extra `dev`) and Chromium (`apt install chromium`)."""
 
 import re
 import shutil
@@ -11,13 +11,13 @@ from stackattn.analysis.study import study
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as running:
-        # containers have no user namespaces for the sandbox, and the page is our own
+        # containers have no user namespaces for the sandbox, and the page is trusted
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -25,25 +25,25 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Opens a file; at the end nothing must have been asked of the network, and nothing must have gone wrong."""
-    contexts, trouble = [], []
+    """Opens a file. At the end, fails if the page used the network or had an error."""
+    contexts, problems = [], []
 
     def open_page(path, **options):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)
-        page.on("console", lambda message: trouble.append(message.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: trouble.append(dialog.message))
-        page.on("request", lambda request: None if request.url.startswith("file:") else trouble.append(request.url))
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
         page.goto(path.as_uri())
         return page
 
     yield open_page
     for context in contexts:
         context.close()
-    assert trouble == []
+    assert problems == []
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def step(page):
     return int(re.match(r"Step (\d+) of", page.inner_text("#status"))[1])
 
 
-def test_everything_is_there(open_page, report):
+def test_all_parts_of_the_page(open_page, report):
     page = open_page(report(texts=(), samples=2))
     assert page.title() == page.inner_text("h1") == "Tf+Nd on dyck"
     assert page.locator("#timeline svg rect").count() > 20
@@ -85,7 +85,7 @@ def test_the_stepper_moves(open_page, report):
     assert step(page) == 2
     page.click("#go-last")
     page.click("#go-on")
-    assert step(page) == 6  # and no further
+    assert step(page) == 6  # the last step
     page.click("#go-first")
     page.keyboard.press("ArrowLeft")
     assert step(page) == 0
@@ -104,7 +104,7 @@ def test_the_stepper_moves(open_page, report):
     assert page.inner_text("#tape .now") == "["
     page.locator("#listing li").nth(2).click()
     assert step(page) == 2
-    for figure in ("#map", "#timeline"):  # the very corner of a figure is its last step, or its first row
+    for figure in ("#map", "#timeline"):  # the corner of a figure belongs to the last step
         box = page.locator(f"{figure} svg.plot").bounding_box()
         page.mouse.click(box["x"] + box["width"] - 15, box["y"] + box["height"] - 10)
         assert step(page) == 6
@@ -148,7 +148,7 @@ def test_the_panels_show_the_numbers(open_page, report, make_run, model):
 
 
 def test_runs_are_replayed(open_page, report, tmp_path):
-    """The stacks that the page shows are those of Run.stacks, for the best run and a sampled one."""
+    """The page shows the stacks of `AutomatonRun.stacks`, for the best run and a sampled one."""
     import torch
 
     from stackattn.analysis import trace_stacks
@@ -170,7 +170,7 @@ def test_runs_are_replayed(open_page, report, tmp_path):
     assert [" ".join(move[1:]) for move in moves] == [str(x).replace("->", "→") for x in run.operations]
 
 
-def test_a_pop_of_nothing_is_listed_at_the_bottom(open_page, make_run, tmp_path):
+def test_pops_of_an_empty_stack_are_not_indented(open_page, make_run, tmp_path):
     data = page_data(study(make_run("tf-sup"), texts=["[()][]"]))
     run = data["runs"][0]["strings"][0]["stacks"][0]["runs"][0]
     run["steps"] = [[kind, 0, -1 if kind == 2 else 0] for kind in (2, 0, 0, 1, 2, 2, 2)]
@@ -186,7 +186,7 @@ def test_choices(open_page, make_run, tmp_path):
     make_run("lstm-sup", "marked-reversal", folder="sweep/b", lengths=(5, 9))
     make_run("tf", folder="sweep/c")
     page = open_page(write_report(study(tmp_path / "sweep"), tmp_path / "report.html"))
-    assert page.locator("#choose-run option").count() == 2  # the one without a stack cannot be stepped through
+    assert page.locator("#choose-run option").count() == 2  # the model without a stack has no stepper
     assert page.locator("#runs tbody tr:not(.baseline)").count() == 3
     assert page.locator("#choose-stack option").count() == 3
     page.select_option("#choose-stack", "2")
@@ -218,7 +218,7 @@ def test_a_string_that_leaves_the_language(open_page, report):
     assert page.is_hidden("#real-key")
 
 
-def test_notes_are_seen_beside_many_symbols(open_page, make_run, tmp_path):
+def test_notes_are_visible_next_to_many_symbols(open_page, make_run, tmp_path):
     folder = make_run("tf-sup", "hardest-cfl", lengths=(20, 30))
     string = ",$([,];),]),;"
     page = open_page(write_report(study(folder, texts=[string]), tmp_path / "hardest.html"))
@@ -232,7 +232,7 @@ def test_notes_are_seen_beside_many_symbols(open_page, make_run, tmp_path):
     assert page.locator("#next").evaluate("box => box.scrollHeight <= box.clientHeight")
 
 
-def test_labels_of_charts_can_be_read(open_page, make_run, tmp_path):
+def test_labels_of_charts_are_readable(open_page, make_run, tmp_path):
     make_run("lstm-sup", folder="sweep/a")
     make_run("tf", folder="sweep/b")
     path = write_report(study(tmp_path / "sweep", samples=1), tmp_path / "sweep.html")
@@ -250,7 +250,7 @@ def test_labels_of_charts_can_be_read(open_page, make_run, tmp_path):
         assert texts.evaluate_all(clipped) == 0
 
 
-def test_baselines_stand_below_their_language(open_page, make_run, tmp_path):
+def test_baselines_are_below_their_language(open_page, make_run, tmp_path):
     make_run("tf-nd", folder="sweep/a")
     make_run("tf-nd", "marked-reversal", folder="sweep/b", lengths=(7, 11))
     page = open_page(write_report(study(tmp_path / "sweep", samples=1), tmp_path / "sweep.html"))
@@ -277,7 +277,7 @@ def test_text_stays_text(open_page, make_run, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_have_contrast(open_page, report, scheme):
-    """Text and bars against what is behind them, by the formula of the accessibility guidelines (WCAG 2)."""
+    """Contrast of text and bars with their background, by the formula of the accessibility guidelines (WCAG 2)."""
     page = open_page(report(), color_scheme=scheme)
     names = ("paper", "raised", "ink", "quiet", "accent", "on-accent", "second", "third", "mark")
     values = page.evaluate(
@@ -320,7 +320,7 @@ def test_on_a_phone(open_page, report):
     assert small == 0
 
 
-def test_wide_figures_scroll_in_their_boxes_under_labels_that_stay(open_page, report):
+def test_wide_figures_scroll_and_their_labels_stay(open_page, report):
     string = "(" * 30 + ")" * 30
     page = open_page(report(texts=[string]), viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
@@ -340,7 +340,7 @@ def test_wide_figures_scroll_in_their_boxes_under_labels_that_stay(open_page, re
     tops = "box => [box, ...box.querySelectorAll('.stays-top')].map(x => x.getBoundingClientRect().top)"
     box, corner, header = page.locator("#map").evaluate(tops)
     assert corner == header == pytest.approx(box, abs=1)
-    for button in ("#go-last", "#go-first"):  # the row of the step comes into view, below the header
+    for button in ("#go-last", "#go-first"):  # the row of the step scrolls into view, below the header
         page.tap(button)
         visible = """box => {
             const mark = box.querySelector('.plot > rect:last-child').getBoundingClientRect();

@@ -1,4 +1,4 @@
-"""Traces beside the enumeration of all runs, with a Python list as the stack."""
+"""Traces compared with an enumeration of all runs, in which the stack is a Python list."""
 
 import math
 from itertools import product
@@ -50,7 +50,7 @@ def nondeterministic(T=4, Q=2, S=2, forbidden=0.0):
     generator = torch.Generator().manual_seed(3)
     shapes = ((2, T, Q, S, Q, S), (2, T, Q, S, Q, S), (2, T, Q, S, Q))
     transitions = [2 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    transitions[2] += 1.5  # pops, or they would be rare
+    transitions[2] += 1.5  # otherwise pops would be rare
     for x in transitions:
         x[torch.rand(x.shape, generator=generator) < forbidden] = -torch.inf
     trace = NondeterministicTrace("stack", 0, tuple(transitions))
@@ -85,23 +85,23 @@ def test_traces_are_sums_over_all_runs(make):
             assert heights[b, t].item() == pytest.approx(height)
 
 
-def test_heights_of_long_sequences_are_those_of_samples():
+def test_heights_of_long_sequences_match_samples():
     generator = torch.Generator().manual_seed(0)
     shapes = ((1, 30, 2, 3, 2, 3), (1, 30, 2, 3, 2, 3), (1, 30, 2, 3, 2))
     push, replace, pop = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     trace = NondeterministicTrace("stack", 0, (push, replace, pop + 2))
     samples = trace.sample_runs(2000, generator)[0]
-    last = [len(run.stacks()[-1]) - 1 for run in samples]  # samples are of whole runs: compare after the last step
+    last = [len(run.stacks()[-1]) - 1 for run in samples]  # samples are complete runs: compare after the last step
     mean = sum(last) / len(last)
     error = (sum((x - mean) ** 2 for x in last) / len(last) / len(last)) ** 0.5
     assert abs(trace.heights()[0, -1].item() - mean) < 4 * error
     assert mean > 1
 
 
-def test_transitions_far_beyond_exp():
+def test_transitions_beyond_the_range_of_exp():
     trace, _ = nondeterministic(12)
     big = NondeterministicTrace("stack", 0, tuple(1000 * x for x in trace.transitions))
-    for b, run in enumerate(big.best_runs()):  # one run has nearly all the weight
+    for b, run in enumerate(big.best_runs()):  # one run has almost all the weight
         there = torch.zeros(12, dtype=torch.float64)
         there[[i for i, _ in run.stacks()[-1][1:]]] = 1
         torch.testing.assert_close(big.contents()[b, -1], there)
@@ -109,7 +109,7 @@ def test_transitions_far_beyond_exp():
 
 
 def test_superposition_runs():
-    hard = torch.eye(3, dtype=torch.float64)[[2, 0, 0, 1, 2, 2, 2, 0]]  # pops of nothing at the start and the end
+    hard = torch.eye(3, dtype=torch.float64)[[2, 0, 0, 1, 2, 2, 2, 0]]  # the first and last pops find an empty stack
     trace = SuperpositionTrace("stack", 0, hard[None])
     (best,), ((sample,),) = trace.best_runs(), trace.sample_runs(1)
     stacks = [[i for i, _ in stack[1:]] for stack in best.stacks()]
@@ -118,7 +118,7 @@ def test_superposition_runs():
     assert best.log_weight == 0
     assert trace.heights()[0].tolist() == [len(stack) for stack in stacks]
     assert best.listing("abcdefgh").split("\n") == [
-        "a  pop",  # of nothing: at the bottom, as a no-op there would be
+        "a  pop",  # an empty stack: no indent
         "b    push",
         "c      push",
         "d      no-op",
@@ -134,7 +134,7 @@ def transformer(layers):
     return TransformerLM(TransformerLMConfig(input_size=4, output_size=4, layers=layers, d_model=8, heads=2))
 
 
-def test_watching_a_transformer():
+def test_traces_of_a_transformer():
     model = transformer("1.nondeterministic-2-3-4x2.1.superposition-5").train()
     tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
     traces = trace_stacks(model, tokens)
@@ -156,8 +156,8 @@ def test_watching_a_transformer():
 
 
 @pytest.mark.parametrize("stack", ["superposition-5", "nondeterministic-2-2-3", "nondeterministic-1-1-3"])
-def test_watching_an_lstm(stack):
-    """The trace's weights give the very reading that the model feeds back."""
+def test_traces_of_an_lstm(stack):
+    """The weights of the trace give the reading that the model feeds back."""
     torch.manual_seed(0)
     model = LSTMLM(LSTMConfig(input_size=4, output_size=4, hidden_size=6, stack=stack)).eval()
     tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
@@ -170,7 +170,7 @@ def test_watching_an_lstm(stack):
         for t in range(5):
             _, state = model.extend(tokens[:, t : t + 1], state)
             values.append(model.stack.to_value(state.hidden).sigmoid())
-        _, state = model.extend(tokens[:, :1], state)  # one more token, whichever: then the last action is taken
+        _, state = model.extend(tokens[:, :1], state)  # any further token performs the last action
     pushed = torch.stack(values[1:], dim=1).double()  # (B, T, m)
     if isinstance(trace, SuperpositionTrace):
         reading = trace.tops()[:, -1, 1:].unsqueeze(1) @ pushed
