@@ -224,10 +224,10 @@ def test_cache_is_repeated_selected_and_reset():
 def test_what_cannot_be_honoured():
     model, tokens = gpt2(), prompts(2, 4)
     window = torch.ones(4, 4, dtype=torch.bool).tril().triu(-1).expand(2, 1, 4, 4)
-    with pytest.raises(ValueError, match=r"attention_mask: .*a stack reads all of its past"):
+    with pytest.raises(ValueError, match=r"attention_mask: .*depends on all earlier steps"):
         model(tokens, attention_mask=window)
     bias = torch.zeros(2, 1, 4, 4, dtype=torch.float64).masked_fill(~torch.ones(4, 4).bool().tril(), -1.0)
-    with pytest.raises(ValueError, match=r"attention_mask: expected only 0 and -inf"):
+    with pytest.raises(ValueError, match=r"attention_mask: expected only the values 0 and -inf"):
         model(tokens, attention_mask=bias)
     with pytest.raises(ValueError, match=r"past_key_values: expected a DynamicCache, .*StaticLayer in layer 1"):
         generate(model, tokens, cache_implementation="static", disable_compile=True)

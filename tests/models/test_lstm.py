@@ -128,7 +128,7 @@ def test_the_last_prediction_depends_on_what_was_pushed_first(stack):
 def test_unknown_tokens_raise(stack, token):
     tokens = text()
     tokens[1, 3] = token
-    with pytest.raises(ValueError, match=f"tokens: expected numbers from 0 to {TOKENS - 1}, got {token} in sequence 1"):
+    with pytest.raises(ValueError, match=f"tokens: expected tokens from 0 to {TOKENS - 1}, got {token} in sequence 1"):
         lstm(stack)(tokens)
 
 
@@ -189,7 +189,7 @@ def test_errors_name_the_stack(stack):
     [
         (ValueError, lambda: config(input_size=0), "input_size: expected a positive integer, got 0"),
         (ValueError, lambda: config(hidden_size=2.5), "hidden_size: expected a positive integer, got 2.5"),
-        (ValueError, lambda: config(init_range=-1.0), "init_range: expected a number from 0, got -1.0"),
+        (ValueError, lambda: config(init_range=-1.0), "init_range: expected a finite number of at least 0, got -1.0"),
         (TypeError, lambda: config(stack=3), "stack: expected None or text .* got 3"),
         (
             TypeError,

@@ -170,14 +170,14 @@ def test_masks_that_hide_only_the_future_are_fine():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attn_mask": ~CAUSAL}, "attn_mask: .*a stack reads all of its past"),
-        ({"attn_mask": CAUSAL | (torch.arange(T) == 0)}, "attn_mask: .*a stack reads all of its past"),
-        ({"attn_mask": torch.eye(T).bool()}, "attn_mask: .*a stack reads all of its past"),
-        ({"attn_mask": torch.randn(T, T)}, "attn_mask: expected only 0 and -inf"),
-        ({"key_padding_mask": torch.ones(B, T)}, "key_padding_mask: expected only 0 and -inf"),
+        ({"attn_mask": ~CAUSAL}, "attn_mask: .*depends on all earlier steps"),
+        ({"attn_mask": CAUSAL | (torch.arange(T) == 0)}, "attn_mask: .*depends on all earlier steps"),
+        ({"attn_mask": torch.eye(T).bool()}, "attn_mask: .*depends on all earlier steps"),
+        ({"attn_mask": torch.randn(T, T)}, "attn_mask: expected only the values 0 and -inf"),
+        ({"key_padding_mask": torch.ones(B, T)}, "key_padding_mask: expected only the values 0 and -inf"),
         ({"need_weights": True}, "need_weights: .*return_weights=True"),
-        ({"key": torch.zeros(B, T, D)}, "key, value: expected the query itself"),
-        ({"value": torch.zeros(B, T, D)}, "key, value: expected the query itself"),
+        ({"key": torch.zeros(B, T, D)}, "key, value: expected the same tensor as query"),
+        ({"value": torch.zeros(B, T, D)}, "key, value: expected the same tensor as query"),
     ],
 )
 def test_what_cannot_be_honoured(change, message):
@@ -189,7 +189,7 @@ def test_what_cannot_be_honoured(change, message):
 
 @pytest.mark.parametrize(
     ("index", "d_model", "message"),
-    [(3, D, "expected indices of 3 layers, got 3"), (0, 10, "expected d_model 8 in layer 0, got 10"),
+    [(3, D, "expected indices from -3 to 2, got 3"), (0, 10, "expected d_model 8 in layer 0, got 10"),
      (1, D, "expected a MultiheadAttention in layer 1, got StackSelfAttention")],
 )  # fmt: skip
 def test_wrong_places(index, d_model, message):

@@ -68,7 +68,7 @@ def test_bidirectional_attention_looks_ahead_but_not_into_the_padding():
     assert changed[0].all()
     assert changed[1, :4].all()
     assert not changed[2, 0]
-    with pytest.raises(ValueError, match="looks ahead"):
+    with pytest.raises(ValueError, match="causal: expected True"):
         attention.initial_state(B)
 
 
@@ -307,12 +307,18 @@ def attend(x, lengths=None):
     ("error", "call", "message"),
     [
         (ValueError, lambda: SelfAttention(D, 0), "heads: expected a positive integer, got 0"),
-        (ValueError, lambda: CrossAttention(D, HEADS, dropout=-0.1), "dropout: expected a number from 0 .* got -0.1"),
+        (ValueError, lambda: CrossAttention(D, HEADS, dropout=-0.1), "dropout: expected at least 0 .* got -0.1"),
         (
             ValueError,
             lambda: attend(torch.zeros(B, D)),
             r"x: expected shape \(B, T, 12\), got \(3, 12\)",
         ),
+        (
+            TypeError,
+            lambda: attend(torch.zeros(B, T, D, dtype=torch.long)),
+            r"x: expected a floating-point tensor of shape \(B, T, 12\), got torch.int64",
+        ),
+        (TypeError, lambda: attend([[1.0]]), "x: expected a floating-point tensor of shape .* got list"),
         (
             ValueError,
             lambda: attend(inputs()[..., 1:]),

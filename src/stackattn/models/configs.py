@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from ..config import FieldError, require
 from ..nn import StackSpec, parse_layers
 from ..nn.checks import check_choice, check_dropout, check_positive, check_range
 from ..nn.kinds import PUSH_ACTIVATION_OPTIONS
@@ -40,8 +41,7 @@ class _TransformerOptions:
 
     def __post_init__(self) -> None:
         check_positive(d_model=self.d_model, heads=self.heads)
-        if self.d_model % 2:
-            raise ValueError(f"d_model: expected an even number, got {self.d_model}")
+        require(self.d_model % 2 == 0, "d_model", "an even number", self.d_model)
         if self.hidden_size is not None:
             check_positive(hidden_size=self.hidden_size)
         check_dropout(self.dropout)
@@ -181,7 +181,7 @@ class LSTMArchitecture:
             raise TypeError(f"stack: expected None or text such as 'superposition-10', got {self.stack!r}")
         spec, *more = parse_layers(self.stack, "stack")
         if more or not isinstance(spec, StackSpec) or spec.heads != 1:
-            raise ValueError(f"stack: expected one stack such as 'superposition-10', got {self.stack!r}")
+            raise FieldError("stack", f"expected one stack such as 'superposition-10', got {self.stack!r}")
         return spec
 
     def for_vocabulary(self, input_size: int, output_size: int) -> LSTMConfig:
@@ -216,6 +216,5 @@ def _options(architecture: TransformerArchitecture | Seq2SeqArchitecture | LSTMA
 
 def _check_vocabulary(input_size: int, output_size: int, *, tied: bool) -> None:
     check_positive(input_size=input_size, output_size=output_size)
-    if tied and output_size > input_size:
-        expected = f"at most input_size = {input_size}, since the output layer uses the embedding table"
-        raise ValueError(f"output_size: expected {expected}, got {output_size}")
+    expected = f"at most input_size = {input_size}, since the output layer uses the embedding table"
+    require(not tied or output_size <= input_size, "output_size", expected, output_size)

@@ -1,4 +1,4 @@
-"""Stack attention in models that already exist: in place of the self-attention of PyTorch's transformer layers."""
+"""Stack attention in place of the self-attention of PyTorch's own transformer layers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from .stack import StackAttention
 def replace_self_attention(
     model: nn.TransformerEncoder | nn.TransformerDecoder, layers: Mapping[int, StackAttention]
 ) -> None:
-    """Put stack attention into the layers with these indices, in place. The rest of the layer stays as it is: norms,
-    dropout, residual connections, and what is called with which masks.
+    """Replace the self-attention of some layers by stack attention, in place.
+
+    Norms, dropout and residual connections of these layers do not change.
+
+    Args:
+        model: PyTorch's encoder or decoder.
+        layers: stack attention layers by the index of the layer that they go into; negative indices count from the end.
+
+    Raises:
+        ValueError: an index is out of range, or a layer has no `MultiheadAttention` or another `d_model`.
 
     Examples::
 
@@ -25,7 +33,8 @@ def replace_self_attention(
     """
     for index, stack in layers.items():
         if index not in range(-len(model.layers), len(model.layers)):
-            raise ValueError(f"layers: expected indices of {len(model.layers)} layers, got {index!r}")
+            count = len(model.layers)
+            raise ValueError(f"layers: expected indices from {-count} to {count - 1}, got {index!r}")
         old: Any = model.layers[index].self_attn
         if not isinstance(old, nn.MultiheadAttention):
             raise ValueError(f"layers: expected a MultiheadAttention in layer {index}, got {type(old).__name__}")
@@ -35,17 +44,25 @@ def replace_self_attention(
         new = StackSelfAttention(stack, batch_first=old.batch_first).to(old.out_proj.weight).train(old.training)
         model.layers[index].self_attn = new
     if isinstance(model, nn.TransformerEncoder):
-        model.use_nested_tensor = False  # stack attention reads padded tensors only
+        model.use_nested_tensor = False  # stack attention does not support nested tensors
 
 
 class StackSelfAttention(nn.Module):
-    """Stack attention that is called as PyTorch's transformer layers call `nn.MultiheadAttention`.
+    """Stack attention with the interface of `nn.MultiheadAttention`, as PyTorch's transformer layers use it.
 
-    It is causal, with a mask or without. A mask that hides some of the past cannot be honoured and raises, as does
-    asking for weights. Padding may stand anywhere: it is left out, and gets zeros.
+    It is always causal. Padding may be anywhere: it is ignored, and its output is 0.
+
+    Args:
+        stack: the stack attention layer.
+        batch_first: whether inputs have shape (B, T, d_model) instead of (T, B, d_model).
+
+    Examples::
+
+        attention = StackSelfAttention(SuperpositionStackAttention(32), batch_first=True)
+        y, _ = attention(x, x, x, need_weights=False)                 # (B, T, 32) -> (B, T, 32)
     """
 
-    in_proj_bias = None  # PyTorch takes it as a reason not to bypass this module with a fused kernel
+    in_proj_bias = None  # makes PyTorch call this module instead of a fused kernel
 
     def __init__(self, stack: StackAttention, *, batch_first: bool = False):
         super().__init__()
@@ -63,16 +80,36 @@ class StackSelfAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """query (B, T, d_model), or (T, B, d_model) unless `batch_first`, or (T, d_model); the same as key and value"""
+        """Attend.
+
+        Args:
+            query: (B, T, d_model) with `batch_first`, otherwise (T, B, d_model); or (T, d_model)
+            key, value: the same tensor as `query`.
+            key_padding_mask: (B, T), optional
+                True or -inf at padding.
+            need_weights: must be False.
+            attn_mask: optional
+                May hide only later steps and padding.
+            average_attn_weights: ignored.
+            is_causal: whether `attn_mask` is known to be causal; then it is not checked.
+
+        Returns:
+            The output, with the shape of `query`, and None.
+
+        Raises:
+            ValueError: other keys or values, weights are requested, or a mask hides earlier steps.
+        """
         if key is not query or value is not query:
-            raise ValueError("key, value: expected the query itself, since a stack attends to its own past only")
+            raise ValueError("key, value: expected the same tensor as query: stack attention is self-attention")
         if need_weights:
-            raise ValueError("need_weights: expected False; `stack(x, return_weights=True)` gives a stack's weights")
+            raise ValueError(
+                "need_weights: expected False, got True; call `stack(x, return_weights=True)` for the weights"
+            )
         if query.is_nested:
             raise ValueError(
-                "query: expected a padded tensor, got a nested one: set `encoder.use_nested_tensor = False`"
+                "query: expected a padded tensor, got a nested tensor; set `encoder.use_nested_tensor = False`"
             )
-        if attn_mask is not None and not is_causal:  # PyTorch's hint for a mask that was found to be causal
+        if attn_mask is not None and not is_causal:
             check_past_is_visible("attn_mask", ~_masked("attn_mask", attn_mask))
         real = None if key_padding_mask is None else ~_masked("key_padding_mask", key_padding_mask)
         if query.dim() == 2:
@@ -86,9 +123,13 @@ class StackSelfAttention(nn.Module):
 
 
 def without_padding_anywhere(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, real: Tensor) -> Tensor:
-    """What `function` makes of the `real` (B, T) steps of x (B, T, d), as if there were no others.
+    """Apply `function` to the real steps only, wherever the padding is.
 
-    `function` takes x with the real steps first, and `lengths`; the other steps get what it puts behind these.
+    Args:
+        function: takes x, with the real steps moved to the front, and `lengths`.
+        x: (B, T, d)
+        real: (B, T), bool
+            Steps that are not padding.
     """
     order = (~real).long().argsort(dim=1, stable=True)[..., None]
     y = function(x.take_along_dim(order, 1), real.sum(1))
@@ -96,16 +137,20 @@ def without_padding_anywhere(function: Callable[[Tensor, Tensor], Tensor], x: Te
 
 
 def check_past_is_visible(name: str, visible: Tensor) -> None:
-    """visible (..., T, T): whether step i may look at step j. A stack looks at all of j <= i."""
+    """Check that a mask hides no earlier step; visible (..., T, T): whether step i may attend to step j."""
     if not visible.logical_or(torch.ones_like(visible).triu(1)).all():
-        raise ValueError(f"{name}: expected nothing hidden but the future and padding: a stack reads all of its past")
+        raise ValueError(
+            f"{name}: expected a mask that hides only later steps and padding: a stack depends on all earlier steps"
+        )
 
 
 def _masked(name: str, mask: Tensor) -> Tensor:
-    """A mask of PyTorch's, where True or -inf mean masked, as booleans."""
+    """Convert one of PyTorch's masks, in which True or -inf means hidden, to booleans."""
     if mask.dtype == torch.bool:
         return mask
     masked = mask == -torch.inf
     if not (masked | (mask == 0)).all():
-        raise ValueError(f"{name}: expected only 0 and -inf: a stack has no logits to add other numbers to")
+        raise ValueError(
+            f"{name}: expected only the values 0 and -inf: stack attention has no logits to add other values to"
+        )
     return masked

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with heads: over itself, causal or not, with a cache; and over another sequence."""
+"""Softmax attention with heads: self-attention with a cache, and cross-attention."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from .state import State, without_padding
 
 @dataclass(frozen=True, repr=False)
 class AttentionState(State):
+    """Keys and values of the steps so far."""
+
     keys: Tensor  # (B, heads, steps so far, d_model / heads)
     values: Tensor
-    real: Tensor | None  # (B, steps so far): which steps are no padding; None if all
+    real: Tensor | None  # (B, steps so far): steps that are not padding; None if there is no padding
 
 
 @dataclass(frozen=True, repr=False)
 class Memory(AttentionState):
-    """What cross-attention looks at."""
+    """Keys and values of the sequence that cross-attention attends to."""
 
-    source: Tensor  # (B,): which of the sequences that were read stands in each row
+    source: Tensor  # (B,): index of the source sequence in each row
 
     def reorder(self, index: Tensor) -> Memory:
-        """Where hypotheses about the same sources change places, nothing is copied."""
+        """Select rows; nothing is copied if each row keeps its source, as in beam search."""
         return self if torch.equal(self.source[index], self.source) else super().reorder(index)
 
 
 class _Attention(nn.Module):
+    """Common parts of self-attention and cross-attention."""
+
     def __init__(self, d_model: int, heads: int, dropout: float):
         super().__init__()
         check_heads(d_model, heads)
@@ -56,7 +60,22 @@ class _Attention(nn.Module):
 
 
 class SelfAttention(_Attention):
-    """Softmax attention of a sequence over itself."""
+    """Softmax attention of a sequence over itself.
+
+    Args:
+        d_model: size of inputs and outputs; a multiple of `heads`.
+        heads: number of heads.
+        dropout: dropout rate of the attention weights.
+        causal: whether a step attends only to itself and to earlier steps.
+
+    Raises:
+        ValueError: a size or the dropout rate is invalid.
+
+    Examples::
+
+        attention = SelfAttention(32, heads=4)
+        y = attention(x, lengths)                                     # (B, T, 32) -> (B, T, 32)
+    """
 
     def __init__(self, d_model: int, heads: int, dropout: float = 0.0, *, causal: bool = True):
         super().__init__(d_model, heads, dropout)
@@ -64,7 +83,7 @@ class SelfAttention(_Attention):
         self.to_queries_keys_values = nn.Linear(d_model, 3 * d_model)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(B, T, d_model) -> (B, T, d_model)"""
+        """Attend: (B, T, d_model) -> (B, T, d_model). Steps after `lengths` (B,) are padding and are ignored."""
         self._check("x", x, lengths)
         x = without_padding(x, lengths)
         if self.causal:
@@ -74,13 +93,15 @@ class SelfAttention(_Attention):
         return self._attend(*self._project(x), mask)
 
     def initial_state(self, batch_size: int) -> AttentionState:
+        """Create the state before the first step. Raises ValueError if the attention is not causal."""
         if not self.causal:
-            raise ValueError("attention that looks ahead cannot run step by step")
+            raise ValueError("causal: expected True for attention that runs step by step, got False")
         weight = self.to_output.weight
-        nothing = weight.new_zeros(batch_size, self.heads, 0, weight.shape[0] // self.heads)
-        return AttentionState(nothing, nothing, None)
+        empty = weight.new_zeros(batch_size, self.heads, 0, weight.shape[0] // self.heads)
+        return AttentionState(empty, empty, None)
 
     def extend(self, x: Tensor, state: AttentionState, lengths: Tensor | None = None) -> tuple[Tensor, AttentionState]:
+        """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
         self._check("x", x, lengths)
         queries, keys, values = self._project(without_padding(x, lengths))
         before, c = state.keys.shape[2], x.shape[1]
@@ -91,10 +112,10 @@ class SelfAttention(_Attention):
             new = x.new_ones(x.shape[0], c, dtype=torch.bool) if lengths is None else length_mask(lengths, c)
             real = torch.cat([old, new], dim=1)
         mask = None
-        if c > 1:  # step i of the chunk sees what came before the chunk and its steps 0..i
+        if c > 1:  # step i of the chunk attends to all steps before the chunk and to steps 0 to i of the chunk
             mask = torch.ones(c, before + c, dtype=torch.bool, device=x.device).tril(before)
         if real is not None:
-            # A step of padding sees itself, so that no row is empty.
+            # A padding step attends to itself: the softmax of an empty row would be nan.
             itself = torch.ones(c, before + c, dtype=torch.bool, device=x.device).tril(before).triu(before)
             mask = real[:, None] & (True if mask is None else mask) | itself
             mask = mask[:, None]
@@ -107,7 +128,21 @@ class SelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Softmax attention of a sequence over another one, the memory, which is projected once and used at every step."""
+    """Softmax attention of a sequence over another one, the memory, which is projected once for all steps.
+
+    Args:
+        d_model: size of inputs, memory and outputs; a multiple of `heads`.
+        heads: number of heads.
+        dropout: dropout rate of the attention weights.
+
+    Raises:
+        ValueError: a size or the dropout rate is invalid.
+
+    Examples::
+
+        attention = CrossAttention(32, heads=4)
+        y = attention(x, attention.read(memory, memory_lengths))      # (B, U, 32), (B, T, 32) -> (B, U, 32)
+    """
 
     def __init__(self, d_model: int, heads: int, dropout: float = 0.0):
         super().__init__(d_model, heads, dropout)
@@ -115,7 +150,7 @@ class CrossAttention(_Attention):
         self.to_keys_values = nn.Linear(d_model, 2 * d_model)
 
     def read(self, memory: Tensor, lengths: Tensor | None = None) -> Memory:
-        """The memory (B, T, d_model) as keys and values."""
+        """Project the memory (B, T, d_model) to keys and values."""
         self._check("memory", memory, lengths)
         keys, values = self.to_keys_values(without_padding(memory, lengths)).chunk(2, dim=-1)
         real = None if lengths is None else length_mask(lengths, memory.shape[1])
@@ -123,6 +158,7 @@ class CrossAttention(_Attention):
         return Memory(self._split(keys), self._split(values), real, source)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """Attend to the memory: (B, U, d_model) -> (B, U, d_model)"""
         self._check("x", x)
         mask = None if memory.real is None else memory.real[:, None, None]
         return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask)

@@ -1,4 +1,4 @@
-"""Transformer layers: sublayers with layer norm in front, dropout and a residual connection behind."""
+"""Transformer layers: pre-norm sublayers with attention and feed-forward networks; positional encodings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from .state import State, without_padding
 
 
 class FeedForward(nn.Sequential):
+    """Linear, ReLU, dropout, linear: (..., d_model) -> (..., d_model)"""
+
     def __init__(self, d_model: int, hidden_size: int, dropout: float = 0.0):
         check_positive(d_model=d_model, hidden_size=hidden_size)
         check_dropout(dropout)
@@ -30,7 +32,7 @@ class FeedForward(nn.Sequential):
 
 
 class Sublayer(nn.Module):
-    """x + dropout(function(norm(x)))"""
+    """A function with layer norm, dropout and a residual connection: x + dropout(function(norm(x)))"""
 
     def __init__(self, d_model: int, function: nn.Module, dropout: float = 0.0):
         super().__init__()
@@ -39,21 +41,41 @@ class Sublayer(nn.Module):
         self.dropout = ResidualDropout(dropout)
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """(B, T, d_model) -> (B, T, d_model); `args` are passed on to the function."""
         return self.dropout(x, self.function(self.norm(x), *args))
 
     def extend(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        """Take T more steps; the state is that of the function."""
         y, state = self.function.extend(self.norm(x), state, lengths)  # pyright: ignore
         return self.dropout(x, y), state
 
 
 @dataclass(frozen=True, repr=False)
 class LayerState(State):
+    """State of a transformer layer between two calls of `extend`."""
+
     attention: State
-    memory: Memory | None  # what the cross-attention looks at
+    memory: Memory | None  # of the cross-attention
 
 
 class TransformerLayer(nn.Module):
-    """Attention (of any kind), if wanted attention over a memory, and a feed-forward network; each a sublayer."""
+    """A transformer layer: attention, optional cross-attention and a feed-forward network, each in a `Sublayer`.
+
+    Args:
+        spec: kind of attention.
+        d_model: size of inputs and outputs.
+        heads: number of heads of softmax attention and cross-attention.
+        hidden_size: size of the hidden layer of the feed-forward network.
+        dropout: dropout rate.
+        causal: whether softmax attention is causal; stack attention always is.
+        cross_attention: whether the layer attends to a memory.
+        push_activation: see `StackSpec.build`.
+
+    Examples::
+
+        layer = TransformerLayer(StackSpec("superposition", (8,)), d_model=32, heads=4, hidden_size=64)
+        y = layer(x, lengths)                                         # (B, T, 32) -> (B, T, 32)
+    """
 
     def __init__(
         self,
@@ -76,20 +98,24 @@ class TransformerLayer(nn.Module):
         self.feed_forward = Sublayer(d_model, FeedForward(d_model, hidden_size, dropout), dropout)
 
     def read(self, memory: Tensor | None, lengths: Tensor | None) -> Memory | None:
+        """Project a memory (B, T, d_model) for the cross-attention; None without cross-attention."""
         if self.cross is None or memory is None:
             return None
         return self.cross.function.read(memory, lengths)  # pyright: ignore
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, memory: Memory | None = None) -> Tensor:
+        """(B, T, d_model) -> (B, T, d_model). Steps after `lengths` (B,) are padding and are ignored."""
         x = self.attention(without_padding(x, lengths), lengths)
         if self.cross is not None:
             x = self.cross(x, memory)
         return self.feed_forward(x)
 
     def initial_state(self, batch_size: int, memory: Memory | None = None) -> LayerState:
+        """Create the state before the first step."""
         return LayerState(self.attention.function.initial_state(batch_size), memory)  # pyright: ignore
 
     def extend(self, x: Tensor, state: LayerState, lengths: Tensor | None = None) -> tuple[Tensor, LayerState]:
+        """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
         x, attention = self.attention.extend(without_padding(x, lengths), state.attention, lengths)
         if self.cross is not None:
             x = self.cross(x, state.memory)
@@ -97,7 +123,16 @@ class TransformerLayer(nn.Module):
 
 
 def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Positional encodings (..., d_model): sines in the even places, cosines in the odd ones; computed in float64."""
-    places = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
-    angles = positions[..., None] * 10000.0 ** (-places / d_model)
+    """Compute sinusoidal positional encodings.
+
+    Args:
+        positions: (...)
+        d_model: size of the encodings, even.
+        dtype: dtype of the result; the computation is in float64.
+
+    Returns:
+        Encodings (..., d_model): sines at even indices, cosines at odd ones.
+    """
+    indices = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
+    angles = positions[..., None] * 10000.0 ** (-indices / d_model)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..config import FieldError
 from .attention import SelfAttention
 from .checks import check_choice
 from .kinds import PUSH_ACTIVATION_OPTIONS, STACK_KINDS
@@ -127,7 +128,7 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
     if isinstance(layers, int):
         if not 1 <= layers <= MAX_LAYERS:
             found = layers if abs(layers) < 10**20 else "more than 20 digits"  # Python may refuse to print them
-            raise ValueError(f"{name}: expected 1 to {MAX_LAYERS} layers, got {found}")
+            raise FieldError(name, f"expected 1 to {MAX_LAYERS} layers, got {found}")
         return [SoftmaxSpec()] * layers
     specs: list[LayerSpec] = []
     for part in layers.split("."):
@@ -136,7 +137,7 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
         else:
             specs.append(_parse_stack(part, layers, name))
         if len(specs) > MAX_LAYERS:
-            raise ValueError(f"{name}: expected at most {MAX_LAYERS} layers, got more in {_brief(layers)}")
+            raise FieldError(name, f"expected at most {MAX_LAYERS} layers, got more in {_brief(layers)}")
     return specs
 
 
@@ -157,9 +158,8 @@ def _parse_stack(part: str, text: str, name: str) -> StackSpec:
     kind = STACK_KINDS.get(found["kind"]) if found else None
     if found is None or kind is None or len(sizes) != len(kind.sizes):
         stacks = " or ".join(repr("-".join([kind.name, *"3" * len(kind.sizes)])) for kind in STACK_KINDS.values())
-        raise ValueError(
-            f"{name}: expected parts like '2', {stacks} joined by dots, got {_brief(part)} in {_brief(text)}"
-        )
+        expected = f"expected parts like '2', {stacks} joined by dots"
+        raise FieldError(name, f"{expected}, got {_brief(part)} in {_brief(text)}")
     numbers = [_parse_number(size, MAX_SIZE, text, name) for size in (*sizes, found["heads"] or "1")]
     return StackSpec(kind.name, tuple(numbers[:-1]), numbers[-1])
 
@@ -168,7 +168,7 @@ def _parse_number(digits: str, limit: int, text: str, name: str) -> int:
     # Compare the number of digits first: Python refuses to convert thousands of digits.
     if len(digits) > len(str(limit)) or int(digits) > limit:
         unit = "layers" if limit == MAX_LAYERS else "for a size"
-        raise ValueError(f"{name}: expected at most {limit} {unit}, got {_brief(digits)} in {_brief(text)}")
+        raise FieldError(name, f"expected at most {limit} {unit}, got {_brief(digits)} in {_brief(text)}")
     return int(digits)
 
 

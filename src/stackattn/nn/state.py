@@ -1,8 +1,9 @@
-"""States of layers and models: values that can be branched, reordered and detached.
+"""States of layers and models: immutable values that can be reused, reordered and detached.
 
-Whatever runs step by step has `initial_state(batch_size)` and `extend(x, state, lengths=None) -> (y, state)`, for
-chunks of any length; running a sequence in one call, in steps or in any chunks gives the same results. `lengths` says
-how many of the chunk's steps each sequence takes; the rest is padding that leaves no trace.
+Layers and models that run step by step have `initial_state(batch_size)` and
+`extend(x, state, lengths=None) -> (y, state)`. `extend` takes chunks of any length: one call, single steps and any
+chunks give the same results. `lengths` is the number of steps that each sequence takes; the rest of the chunk is
+padding and does not change its state.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ Self = TypeVar("Self", bound="State")
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """A value made of tensors (batch first), of other states, of tuples of them, and of numbers."""
+    """Base class: a frozen dataclass of tensors (batch first), other states, tuples of these, and numbers."""
 
     def __repr__(self) -> str:
-        """What it is made of; of tensors only the shapes."""
+        """List the fields, with shapes in place of tensors."""
         parts = ", ".join(f"{field.name}={_brief(getattr(self, field.name))}" for field in fields(self))
         return f"{type(self).__name__}({parts})"
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same state with `function` applied to each tensor."""
+        """Apply `function` to each tensor."""
         return self._each(function, lambda state: state.map(function))
 
     def reorder(self: Self, index: Tensor) -> Self:
-        """The states of the sequences `index`, as a new batch: for beam search."""
+        """Select the sequences `index` as a new batch, for example in beam search."""
         return self._each(lambda x: x.index_select(0, index), lambda state: state.reorder(index))
 
     def _each(self: Self, of_tensor: Callable[[Tensor], Tensor], of_state: Callable[[Any], Any]) -> Self:
@@ -47,7 +48,7 @@ class State:
         return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
     def detach(self: Self) -> Self:
-        """The same state without its past in the autograd graph."""
+        """Detach all tensors from the autograd graph."""
         return self.map(torch.Tensor.detach)
 
 
@@ -60,7 +61,7 @@ def _brief(value: Any) -> str:
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """x (B, T, ...) with zeros beyond the lengths: nan that stands there must not reach a product with zero."""
+    """Replace padding in x (B, T, ...) by zeros: nan in the padding would survive multiplication by zero."""
     if lengths is None:
         return x
     return x.where(length_mask(lengths, x.shape[1])[(...,) + (None,) * (x.dim() - 2)], 0)
