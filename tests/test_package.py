@@ -124,6 +124,7 @@ def test_install_without_a_compiler(tmp_path):
     assert (home / "stackattn").is_dir()
     assert not list(home.rglob("*.so"))
     assert (home / "stackattn/analysis/page/report.html").exists()
+    assert (home / "stackattn/paper/configs/figure-2/dyck/tf-nd.yaml").exists()
 
     program = """
 import sys, warnings, stackattn, torch
