@@ -320,7 +320,11 @@ def test_errors_of_the_command(make_run, tmp_path, capsys, monkeypatch, argument
     if arguments != ["."]:
         make_run()
     monkeypatch.chdir(tmp_path)
-    assert main(["analyse", *arguments]) == 2
+    try:
+        code = main(["analyse", *arguments])
+    except SystemExit as error:  # from argparse
+        code = error.code
+    assert code == 2
     assert message in capsys.readouterr().err
 
 

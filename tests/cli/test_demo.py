@@ -10,10 +10,10 @@ from stackattn.training import TrainingRun
 
 
 @pytest.mark.slow
-def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeypatch):
+def test_demo_trains_both_models_and_draws_a_figure(tmp_path, capsys, monkeypatch):
     configs = tmp_path / "configs"
     configs.mkdir()
-    for name in ("tf", "tf-nd"):  # the demo's own, with fewer batches
+    for name in ("tf", "tf-nd"):  # those of the demo, with fewer batches
         text = (DEMO_CONFIGS / f"{name}.yaml").read_text()
         (configs / f"{name}.yaml").write_text(text.replace("train_batches: 250", "train_batches: 10"))
     command = ["demo", "--out", str(tmp_path / "out"), "--epochs", "2", "--configs", str(configs)]
@@ -29,11 +29,11 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
         best = TrainingRun(tmp_path / "out" / name).result()["best"]
         assert f"{best['cross_entropy_difference']:.4f}" in printed
         bounds.add(round(best["cross_entropy"] - best["cross_entropy_difference"], 6))
-    assert len(bounds) == 1  # both saw the same strings
+    assert len(bounds) == 1  # both have the same validation strings
     assert f"{bounds.pop():.4f}" in printed
     assert "36,576" in printed
 
-    # again: nothing is trained, and without matplotlib it says what to install
+    # again: nothing is trained, and the message without matplotlib says what to install
     (tmp_path / "out/demo.png").unlink()
     for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -42,12 +42,12 @@ def test_demo_trains_both_models_and_ends_in_a_picture(tmp_path, capsys, monkeyp
     assert "are finished" in printed
     assert "stackattn[plot]" in printed
     assert not (tmp_path / "out/demo.png").exists()
-    assert str(tmp_path / "out/report.html") in printed  # which needs no matplotlib
+    assert str(tmp_path / "out/report.html") in printed  # the report does not need matplotlib
     assert main([*command, "--seed", "1"]) == 2
     assert "another configuration (language.seed: 0, not 1)" in capsys.readouterr().out
 
 
-def test_demo_says_what_it_needs(tmp_path, capsys):
+def test_demo_needs_its_configurations(tmp_path, capsys):
     assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert f"but there is no {tmp_path / 'tf.yaml'}" in capsys.readouterr().err
 
@@ -56,7 +56,7 @@ def test_list_stack():
     assert list_stack(list("([])")) == [1, 2, 1, 0]
 
 
-def test_noiseless_brackets_are_the_list_stack():
+def test_brackets_without_noise_match_the_list():
     from stackattn import nondeterministic_weights
 
     transitions = bracket_transitions(TOKENS, torch.Generator().manual_seed(0), right=60.0)
@@ -73,6 +73,6 @@ def test_attention_map_of_any_size(tmp_path, T, bottom):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_attention_map_says_what_is_wrong(tmp_path):
+def test_errors_of_the_attention_map(tmp_path):
     with pytest.raises(ValueError, match=r"weights: expected shape \(3, 3\) or \(3, 4\) for 3 tokens, got \(2, 2\)"):
         attention_map(torch.rand(2, 2), ["a", "b", "c"], tmp_path / "map.png")

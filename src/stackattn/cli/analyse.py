@@ -9,24 +9,34 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import at_least
+
 if TYPE_CHECKING:
     from ..analysis.study import Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="folder of a run, or of several runs (then only the report is written)")
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of a run, or of several runs (then only the report is written)"
+    )
     strings = parser.add_mutually_exclusive_group()
     strings.add_argument(
         "--string", action="append", default=[], metavar="TEXT", help="string to step through; may be repeated"
     )
     strings.add_argument(
         "--samples",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="number of sampled strings to step through (default: 2, and the paper's string if there is one)",
     )
     parser.add_argument("--stack", type=int, metavar="N", help="number of the only stack to show (default: all stacks)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of sampled strings and runs (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="seed of sampled strings and runs (default: %(default)s)",
+    )
     parser.add_argument("--out", metavar="FOLDER", help="output folder (default: RUN/analysis)")
     parser.add_argument("--no-figures", action="store_true", help="write only the report, without SVG and PNG files")
 
@@ -40,10 +50,6 @@ def run(args: argparse.Namespace) -> int:
     from ..analysis.study import study
 
     console = Console(highlight=False)
-    if args.samples is not None and args.samples < 1:
-        raise ValueError(f"--samples: expected at least 1, got {args.samples}")
-    if args.seed < 0:
-        raise ValueError(f"--seed: expected at least 0, got {args.seed}")
     out = Path(args.out or Path(args.run) / "analysis")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {out}")

@@ -1,7 +1,7 @@
 """Show how a stack works, then train two small models, one of them with a stack, and compare them.
 
 First a nondeterministic stack with noisy transitions reads a string of brackets. Then a transformer and a transformer
-with stack attention learn the same context-free language. The results are a table, a picture and an HTML report.
+with stack attention learn the same context-free language. The results are a table, a figure and an HTML report.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 TOKENS = list("([](()[()]))[[]()]")
 OPENING = {")": "(", "]": "["}
-SYMBOLS = ("⊥", "(", "[")  # of the stack; the bottom symbol comes first
+SYMBOLS = ("⊥", "(", "[")  # stack symbols; the bottom symbol comes first
 DEMO_CONFIGS = CONFIGS / "demo"
 MODELS = {slug: LABELS[slug] for slug in ("tf", "tf-nd")}
-SHOWN_LENGTH = 16  # of the string whose attention map is drawn
+SHOWN_LENGTH = 16  # symbols in the string of the attention map
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(to_continue=TO_CONTINUE)
     parser.add_argument(
-        "--out", default="out/demo", metavar="FOLDER", help="folder for runs, picture and report (default: %(default)s)"
+        "--out", default="out/demo", metavar="FOLDER", help="folder for runs, figure and report (default: %(default)s)"
     )
     parser.add_argument(
         "--epochs", type=at_least(1), metavar="N", help="number of epochs (default: from the configurations, 20)"
@@ -60,18 +60,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_brackets(console: Console, seed: int) -> None:
-    """Run a noisy stack on a string of brackets, beside a Python list."""
+    """Compare a noisy stack with a Python list on a string of brackets."""
     import torch
     from rich.table import Table
 
     from ..ops import nondeterministic_weights
 
     weights = nondeterministic_weights(*bracket_transitions(TOKENS, torch.Generator().manual_seed(seed)))
-    weights = weights[0].sum((-2, -1))  # (T, T + 1): states and symbols do not matter here
+    weights = weights[0].sum((-2, -1))  # (T, T + 1), summed over states and symbols
     tops = list_stack(TOKENS)
     columns = ["⊥", *TOKENS]
-    table = Table(title="1. Brackets, read by a nondeterministic stack with noisy transitions", title_justify="left")
-    for name in ("step", "reads", "a list has on top", "the stack has on top", "weight"):
+    table = Table(title="1. A nondeterministic stack with noisy transitions reads brackets", title_justify="left")
+    for name in ("step", "reads", "top of the list", "top of the stack", "weight"):
         table.add_column(name, justify="right" if name in ("step", "weight") else "left")
     agree = 0
     for t, top in enumerate(tops):
@@ -85,9 +85,12 @@ def read_brackets(console: Console, seed: int) -> None:
 
 
 def bracket_transitions(tokens: list[str], generator, right: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Log weights of one state and three symbols: an opening bracket is pushed, its closing bracket pops it.
+    """Log weights of an automaton that pushes opening brackets and pops them at closing brackets.
 
-    Every transition has a weight drawn from a normal distribution; the right ones have `right` added to it.
+    All log weights are normally distributed noise; `right` is added to those of the right transitions.
+
+    Returns:
+        Log weights (1, T, 1, 3, 1, 3), (1, T, 1, 3, 1, 3) and (1, T, 1, 3, 1): one state, three stack symbols.
     """
     import torch
 
@@ -104,7 +107,7 @@ def bracket_transitions(tokens: list[str], generator, right: float = 5.0) -> tup
 
 
 def list_stack(tokens: list[str]) -> list[int]:
-    """After each step, the top of a Python list: 0 for the bottom, i + 1 for what step i pushed."""
+    """Top of a Python list after each step: 0 for the bottom, i + 1 for the element pushed at step i."""
     stack, tops = [0], []
     for t, token in enumerate(tokens):
         if token in OPENING:
@@ -116,33 +119,34 @@ def list_stack(tokens: list[str]) -> list[int]:
 
 
 def _element(columns: list[str], index: int) -> str:
-    return columns[index] if index == 0 else f"{columns[index]}  of step {index - 1}"
+    return columns[index] if index == 0 else f"{columns[index]}  from step {index - 1}"
 
 
 def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int | None) -> int:
-    """Train both models at once, one process each, and show what came out."""
+    """Train both models, each in its own process, and show the results."""
     from ..training import TrainingRun
     from ..training.sweep import run_all
     from .progress import ProgressDisplay, outcome
 
     jobs = {name: configure(configs / f"{name}.yaml", seed, epochs) for name in MODELS}
-    about = jobs["tf"].language
+    options = jobs["tf"].language
     console.print(
-        f"2. A transformer (Tf) and one with a stack in its middle layer (Tf+Nd) learn {about.name}, strings of "
-        f"{about.lengths[0]} to {about.lengths[1]} symbols. Two processes, {jobs['tf'].training.max_epochs} epochs.\n"
-        "   Shown after each epoch: the difference, in nats per symbol, between the model's cross-entropy and the "
-        "language's own entropy. 0 is perfect.",
+        f"2. A transformer (Tf) and one with a stack in its middle layer (Tf+Nd) learn {options.name} with strings of "
+        f"{options.lengths[0]} to {options.lengths[1]} symbols, in two processes, for "
+        f"{jobs['tf'].training.max_epochs} epochs.\n"
+        "   After each epoch: the difference between the model's cross-entropy and the entropy of the language, in "
+        "nats per symbol. 0 is perfect.",
         markup=False,
         soft_wrap=True,
     )
     if all(TrainingRun(out / name).finished for name in MODELS):
-        console.print(f"   Both runs in {out} are finished; remove the folder to train them again.", soft_wrap=True)
-    with ProgressDisplay() as watch:
+        console.print(f"   Both runs in {out} are finished; remove the folder to train again.", soft_wrap=True)
+    with ProgressDisplay() as display:
         failed = run_all(
             [(out / name, job) for name, job in jobs.items()],
             processes=len(MODELS),
-            report=lambda folder, result: watch.done(MODELS[folder.name], outcome(MODELS[folder.name], result)),
-            callback_for=lambda folder: watch(MODELS[folder.name], jobs[folder.name].training.max_epochs),
+            report=lambda folder, result: display.done(MODELS[folder.name], outcome(MODELS[folder.name], result)),
+            callback_for=lambda folder: display(MODELS[folder.name], jobs[folder.name].training.max_epochs),
         )
     if failed:
         return 2
@@ -167,7 +171,9 @@ def show_table(console: Console, out: Path) -> None:
     from ..models.saving import load
     from ..training import TrainingRun
 
-    table = Table(title="Validation, nats per symbol (the end of a string is a symbol)", title_justify="left")
+    table = Table(
+        title="Validation, in nats per symbol (counting the end of a string as a symbol)", title_justify="left"
+    )
     table.add_column("", no_wrap=True)
     for column in ("parameters", "cross-entropy", "difference", "epoch", "seconds"):
         table.add_column(column, justify="right")
@@ -185,7 +191,7 @@ def show_table(console: Console, out: Path) -> None:
 
 
 def draw(console: Console, out: Path, config: CFLConfig) -> None:
-    """Both learning curves, and where the trained stack looks on one string."""
+    """Draw both learning curves and the attention map of the trained stack on one string."""
     import torch
 
     from ..analysis import trace_stacks
@@ -196,7 +202,7 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
 
     language = config.language.make()
     length = min(SHOWN_LENGTH, config.language.lengths[1])
-    # of a few strings the one with most changes of symbol: it is the easiest to follow
+    # the string in which the symbol changes most often is the easiest to follow
     strings = evaluation_set(language, 0, (length, length), 10).strings
     string = max(strings, key=lambda string: int((string[1:] != string[:-1]).sum()))
     (trace,) = trace_stacks(load(out / "tf-nd/best"), torch.tensor([[len(language.symbols), *string]]))
@@ -208,20 +214,16 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     try:
         path = demo_figure(curves, trace.tops()[0], tokens, out / "demo.png", language=config.language.name)
     except ModuleNotFoundError as error:
-        console.print(f"No picture: {error}", markup=False)
+        console.print(f"No figure: {error}", markup=False)
         return
-    console.print(
-        "The picture: both learning curves, and what the trained stack has on top after each symbol of a string."
-    )
-    console.print(f"Written to {path}", soft_wrap=True)
+    console.print(f"Figure with both learning curves and an attention map of the trained stack: {path}", soft_wrap=True)
 
 
 def write_report(console: Console, out: Path, seed: int) -> None:
-    """Both runs on one page, with strings to step through."""
+    """Write the HTML report of both runs."""
     from ..analysis.report import write_report
     from ..analysis.study import study
 
     with console.status("writing the report"):
         path = write_report(study(out, seed=seed), out / "report.html")
-    console.print("The report, to open in a browser: step through a string and see the stack at work.")
-    console.print(f"Written to {path}", soft_wrap=True)
+    console.print(f"Report with strings to step through, for a browser: {path}", soft_wrap=True)
