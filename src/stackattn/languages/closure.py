@@ -90,17 +90,30 @@ def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Bin
             out.append(BinaryRule(ids[key], (), terminal_ids[symbol], one, None))
         return ids[key]
 
+    def cut_of(part: tuple[str, ...]) -> int:
+        # Terminals are split off first: a pair with a side of one symbol is cheap, and more rules share the rest.
+        return len(part) - 1 if part[-1] in terminal_ids and part[0] not in terminal_ids else 1
+
     def part_id(part: tuple[str, ...]) -> int:
-        if len(part) == 1:
-            return symbol_id(part[0])
-        if part not in ids:
-            ids[part] = len(ids)
-            out.append(BinaryRule(ids[part], halves(part), None, one, None))
-        return ids[part]
+        # A loop, not a recursion: a right-hand side may be longer than Python's stack.
+        split: list[tuple[int, int | None, str]] = []  # each part, its first symbol or None, its last symbol
+        while len(part) > 1 and part not in ids:
+            number = ids[part] = len(ids)
+            if cut_of(part) == 1:
+                split.append((number, symbol_id(part[0]), ""))
+                part = part[1:]
+            else:
+                split.append((number, None, part[-1]))
+                part = part[:-1]
+        rest = symbol_id(part[0]) if len(part) == 1 else ids[part]
+        for number, first, last in reversed(split):
+            rhs = (rest, symbol_id(last)) if first is None else (first, rest)
+            out.append(BinaryRule(number, rhs, None, one, None))
+            rest = number
+        return rest
 
     def halves(part: tuple[str, ...]) -> tuple[int, int]:
-        # Terminals go first: a pair with a side of one symbol is cheap, and what is left is shared by more rules.
-        cut = len(part) - 1 if part[-1] in terminal_ids and part[0] not in terminal_ids else 1
+        cut = cut_of(part)
         return part_id(part[:cut]), part_id(part[cut:])
 
     for number, (lhs, rhs, weight) in enumerate(rules):

@@ -12,6 +12,8 @@ import numpy as np
 
 from .language import Entropy, Language, check_generator, check_integer
 
+MAX_K = 1_000_000
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -112,7 +114,7 @@ def _fixed(n: int) -> np.ndarray:
 
 
 def _alphabet(k: int) -> list[str]:
-    return [str(v) for v in range(check_integer(k, "k", 1))]
+    return [str(v) for v in range(check_integer(k, "k", 1, MAX_K))]
 
 
 def marked_copy(k: int = 2) -> UniformLanguage:

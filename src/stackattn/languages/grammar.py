@@ -12,10 +12,11 @@ import numpy as np
 
 from ..lines import read_text
 from .closure import ClosedGrammar, close
+from .exact import fits
 from .inside import inside
 from .language import Entropy, Language, String, check_generator, check_integer
 from .lengths import LengthTables, expected_cost, length_tables
-from .notation import GrammarError, Rule, check_weight, format_grammar, parse_grammar
+from .notation import GrammarError, Rule, check_length, check_weight, format_grammar, parse_grammar
 from .sampling import sample_flat
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class PCFG(Language):
                 raise TypeError(f"{place}: expected (left-hand side, right-hand side, weight), got {rule!r}") from None
             if not isinstance(lhs, str) or isinstance(rhs, str) or not all(isinstance(s, str) for s in rhs):
                 raise TypeError(f"{place}: expected a symbol and a sequence of symbols, got {lhs!r} -> {rhs!r}")
+            check_length(rhs, place, lhs)
             checked.append(Rule(lhs, tuple(rhs), check_weight(weight, place, lhs)))
             places.append(place)
         if not checked:
@@ -132,8 +134,12 @@ class PCFG(Language):
         if start not in nonterminals:
             raise GrammarError(f"start: {start!r} has no rule")
         totals: dict[str, Fraction] = {}
-        for rule in rules:
+        for rule, place in zip(rules, places, strict=True):
             totals[rule.lhs] = totals.get(rule.lhs, Fraction(0)) + rule.weight
+            if not fits(totals[rule.lhs], factor=2):
+                raise GrammarError(
+                    f"{place}: the weights of {rule.lhs!r} have too many digits to be added exactly; use fewer digits"
+                )
         for lhs, total in totals.items():
             place = next(p for r, p in zip(rules, places, strict=True) if r.lhs == lhs)
             if total == 0:

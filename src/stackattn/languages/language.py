@@ -176,11 +176,13 @@ class Language(ABC):
         return self.name or type(self).__name__
 
 
-def check_integer(value: Any, name: str, least: int) -> int:
+def check_integer(value: Any, name: str, least: int, most: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {str(value)[:20]}")
     return int(value)
 
 

@@ -13,6 +13,11 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from .exact import MAX_DIGITS, NumberTooLongError, exact, fits
+
+MAX_SYMBOLS = 500
+"""Largest number of symbols on the right-hand side of a rule."""
+
 
 class GrammarError(ValueError):
     """A grammar that cannot be used; the message says where and why."""
@@ -75,6 +80,7 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
             got = tokens[1][1] if len(tokens) > 1 else "the end of the line"
             raise GrammarError(f"{place}: expected '->' after {lhs!r}, got {got!r}")
         for rhs, weight in _alternatives(tokens[2:], lhs, place):
+            check_length(rhs, place, lhs)
             for kind, symbol in rhs:
                 if kind == "terminal":
                     terminals.setdefault(symbol)
@@ -116,6 +122,8 @@ def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) 
                     raise GrammarError(f"terminal {symbol!r} has both kinds of quotes and cannot be written as text")
             elif not _NAME.fullmatch(symbol):
                 raise GrammarError(f"nonterminal {symbol!r} cannot be written as text (letters, digits and _/^<>-)")
+        if not fits(weight):
+            raise GrammarError(f"a weight of {lhs!r} has more than {MAX_DIGITS:,} digits and cannot be written as text")
         words = [(f'"{s}"' if "'" in s else f"'{s}'") if s in known else s for s in rhs]
         alternatives.setdefault(lhs, []).append(" ".join([*words, f"[{weight}]"]))
     lines = [f"{lhs} -> {' | '.join(texts)}" for lhs, texts in alternatives.items()]
@@ -124,9 +132,11 @@ def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) 
 
 
 def check_weight(weight: object, place: str, lhs: str) -> Fraction:
-    """The exact value of a weight, or an error that names the rule."""
+    """Return the exact value of a weight; a GrammarError names the rule."""
     try:
-        value = Fraction(weight.strip() if isinstance(weight, str) else weight)  # type: ignore[arg-type]
+        value = exact(weight)
+    except NumberTooLongError as error:
+        raise GrammarError(f"{place}: the weight of a rule of {lhs!r}: {error}") from None
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         if isinstance(weight, float) and not math.isfinite(weight):
             raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must be finite, got {weight}") from None
@@ -134,6 +144,14 @@ def check_weight(weight: object, place: str, lhs: str) -> Fraction:
     if value < 0:
         raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must not be negative, got {weight}")
     return value
+
+
+def check_length(rhs: Sequence[object], place: str, lhs: str) -> None:
+    """Raise a GrammarError if a right-hand side has too many symbols."""
+    if len(rhs) > MAX_SYMBOLS:
+        raise GrammarError(
+            f"{place}: expected at most {MAX_SYMBOLS:,} symbols in a rule of {lhs!r}, got {len(rhs):,}; split the rule"
+        )
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from .companions import COMPANIONS
+from .exact import NumberTooLongError, exact
 from .grammar import PCFG
 from .language import Language, check_integer
 
 VARIANTS = ("plain", "published")
+MAX_K = 2000
+"""Largest number of symbols or bracket types of a grammar: its tables grow with the square of k."""
 _BRACKETS = ("()", "[]", "{}", "<>")
 _Rules = list[tuple[str, list[str], Fraction]]
 
@@ -166,7 +169,9 @@ def _grammar(name: str, rules: _Rules, symbols: Iterable[str], variant: str, una
 
 def _mean(value: Any, name: str, least: int = 0) -> Fraction:
     try:
-        mean = Fraction(value)
+        mean = exact(value)
+    except NumberTooLongError as error:
+        raise ValueError(f"{name}: {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         raise TypeError(f"{name} must be a finite number, got {value!r}") from None
     if mean < least:
@@ -187,9 +192,9 @@ def _probability(value: Any, name: str) -> Fraction:
 
 
 def _alphabet(k: int) -> list[str]:
-    return [str(v) for v in range(check_integer(k, "k", 1))]
+    return [str(v) for v in range(check_integer(k, "k", 1, MAX_K))]
 
 
 def _brackets(k: int) -> list[tuple[str, str]]:
-    k = check_integer(k, "k", 1)
+    k = check_integer(k, "k", 1, MAX_K)
     return [(b[0], b[1]) for b in _BRACKETS[:k]] + [(f"({i}", f"{i})") for i in range(len(_BRACKETS) + 1, k + 1)]

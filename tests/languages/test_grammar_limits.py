@@ -1,0 +1,113 @@
+"""Numbers and rules of absurd size end at once with an error that names them, instead of taking all time and memory."""
+
+import math
+import time
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+
+from stackattn.languages import PCFG, GrammarError, get_language
+from stackattn.languages.exact import MAX_DIGITS, exact
+from stackattn.languages.notation import MAX_SYMBOLS
+
+
+@pytest.fixture(autouse=True)
+def limit():
+    """Five seconds of processor time: all of these take milliseconds, and took minutes or all memory without bounds."""
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < 5
+
+
+TOO_LONG = (
+    r"line 1: the weight of a rule of 'S': expected a number of at most 4,000 digits and exponents up to ±4,000, got"
+)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        "1e-30000000",
+        "1e30000000",
+        "1E+3_0000000",
+        "0.5e-00000099999",
+        "1e" + "9" * 5000,
+        "9" * 100_000,
+        "0." + "1" * 100_000,
+        "1/" + "9" * 100_000,
+        "9" * 4100,
+    ],
+)
+def test_weights_with_too_many_digits(weight):
+    with pytest.raises(GrammarError, match=TOO_LONG) as error:
+        PCFG.from_text(f"S -> 'a' [{weight}] | 'b'")
+    assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [Decimal("1e-30000000"), Decimal("1e30000000"), 10**5000, Fraction(1, 10**5000)],
+    ids=["tiny decimal", "huge decimal", "huge int", "tiny fraction"],
+)
+def test_python_weights_with_too_many_digits(weight):
+    with pytest.raises(
+        GrammarError, match="rule 0: the weight of a rule of 'S': expected a number of at most 4,000 digits"
+    ):
+        PCFG([("S", ["a"], weight)], terminals="a")
+
+
+def test_the_largest_weights_are_exact():
+    assert exact(f"1e-{MAX_DIGITS - 1}") == Fraction(1, 10 ** (MAX_DIGITS - 1))
+    assert exact(" 1e0003 ") == 1000
+    assert exact("9" * 3999) == 10**3999 - 1
+    assert exact(5e-324) == Fraction(1, 2**1074)
+    grammar = PCFG.from_text("S -> 'a' [1e-3000] | 'b'")
+    assert grammar.log_prob("a") == pytest.approx(-3000 * 2.302585092994046)
+    assert PCFG.from_text(grammar.to_text()).rules == grammar.rules
+
+
+def test_sums_of_weights_with_too_many_digits():
+    """Each denominator is short enough, but their least common multiple is not."""
+    rules = " | ".join(f"'a' [1/{10**3900 + 2 * i + 1}]" for i in range(50))
+    with pytest.raises(GrammarError, match="line 1: the weights of 'S' have too many digits to be added exactly"):
+        PCFG.from_text(f"S -> {rules}")
+    grammar = PCFG.from_text(f"S -> 'a' [1/{10**3900 + 1}] | 'a' [1/{10**3900 + 3}] | 'a' [1/7]")
+    with pytest.raises(GrammarError, match="a weight of 'S' has more than 4,000 digits and cannot be written as text"):
+        grammar.to_text()
+
+
+@pytest.mark.parametrize("symbol", ["'a'", "T"])
+def test_long_rules(symbol):
+    """Longer than Python's stack is deep."""
+    text = f"S -> {f'{symbol} ' * MAX_SYMBOLS}\nT -> 'a'"
+    assert PCFG.from_text(text).log_prob("a" * 3) == -math.inf
+    with pytest.raises(GrammarError, match=r"line 1: expected at most 500 symbols in a rule of .S., got 501"):
+        PCFG.from_text(f"S -> {f'{symbol} ' * (MAX_SYMBOLS + 1)}\nT -> 'a'")
+    with pytest.raises(GrammarError, match="rule 0: expected at most 500 symbols"):
+        PCFG([("S", ["a"] * 1_000_000, 1)], terminals="a")
+
+
+def test_deep_derivations():
+    """A chain of nonterminals, and a tree, deeper than Python's stack."""
+    chain = "\n".join(f"A{i} -> A{i + 1}" for i in range(300))
+    assert PCFG.from_text(f"{chain}\nA300 -> 'a'").log_prob("a") == 0.0
+    grammar = PCFG.from_text("S -> 'a' S | 'a'")
+    parse = grammar.best_parse("a" * 1200)
+    assert parse is not None
+    assert len(parse.tree.leaves()) == parse.tree.bracket().count("(") == 1200
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("dyck", {"mean_depth": "1e30000000"}, "mean_depth: expected a number of at most 4,000 digits"),
+        ("marked-reversal", {"mean_length": "1e-30000000"}, "mean_length: expected a number of at most 4,000 digits"),
+        ("dyck", {"k": 10**9}, "k must be at most 2,000, got 1000000000"),
+        ("padded-reversal", {"k": 10**9}, "k must be at most 2,000, got 1000000000"),
+        ("marked-copy", {"k": 10**9}, "k must be at most 1,000,000, got 1000000000"),
+    ],
+)
+def test_parameters_of_languages(name, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        get_language(name, **parameters)
