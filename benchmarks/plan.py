@@ -1,11 +1,10 @@
-"""What the paper's whole protocol costs: `python -m benchmarks.plan` measures every cell and simulates the queue.
+"""Cost of the paper's whole protocol: `python -m benchmarks.plan` measures every cell and simulates the queue of runs.
 
-Each cell is measured in a process of its own with one thread: training steps on batches of typical lengths, and what it
-takes to evaluate. How many epochs a run needs depends on its learning rate: where there are finished runs of a cell, as
-`stackattn reproduce` leaves them, the plan takes their mean, elsewhere the assumption in EPOCHS. Runs that
-were cut short by `--set training.max_epochs` or finished early by a small budget make that mean too low. The simulation
-gives every core the next run as soon as it is free, in the order of `stackattn reproduce`: one restart of every cell,
-then the second ones.
+Each cell (a model on a task) is measured in its own process with one thread: training steps on batches of typical
+lengths, and evaluation. The number of epochs of a cell is the mean of its finished runs, as `stackattn reproduce`
+leaves them, or the assumption in EPOCHS if there are none. Runs shortened by `--set training.max_epochs` make that mean
+too low. The simulation gives each core the next run as soon as it is free, in the order of `stackattn reproduce`:
+restart 0 of every cell, then restart 1, and so on.
 """
 
 import argparse
@@ -33,24 +32,26 @@ from stackattn.training.run import TrainingRun, environment, peak_memory
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 RESTARTS = {"cfl": 10, "ptb": 20, "mt": 5}  # in the paper
-EPOCHS = {"cfl": 60, "ptb": 12, "mt": 20}  # assumed where there are no finished runs
+EPOCHS = {"cfl": 60, "ptb": 12, "mt": 20}  # assumed if there are no finished runs
 CORES = (2, 64, 1000)
-LENGTHS = (40, 50, 60, 70, 80)  # of strings: all lengths from 40 to 80 are about as frequent
-SENTENCES, SENTENCE = 39_831, 24  # of the Penn Treebank, and its mean length
-PAIRS, PAIR = 100_000, 27  # of translation, and how many tokens the sides may have: of at most 150 characters
+LENGTHS = (40, 50, 60, 70, 80)  # training lengths are uniform from 40 to 80
+SENTENCES, SENTENCE = 39_831, 24  # number and mean length of the Penn Treebank's training sentences
+PAIRS, PAIR = 100_000, 27  # number of sentence pairs for translation, and assumed tokens on each side
 REPEATS = 3
 
 
 def kind(task: str) -> str:
+    """The experiment of a task: `cfl`, `ptb` or `mt`."""
     return "cfl" if task in LANGUAGES else task.partition("-")[0]
 
 
 def cells() -> list[tuple[str, str]]:
+    """Task and label of each of the paper's models."""
     return [(task, label) for _, task, label, _ in paper_models()]
 
 
 def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
-    """Of each cell that has finished runs somewhere in a folder, as .../TASK/MODEL/00: the epochs of each of them."""
+    """Epochs of the finished runs of each cell, from all run folders .../TASK/MODEL/00 in a folder."""
     names = {
         (task.removeprefix("mt-"), SLUGS[label]): (task, label)  # folders are called 160 and tf-nd
         for task, label in cells()
@@ -64,7 +65,7 @@ def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
 
 
 def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) -> list[dict]:
-    """The cells with the epochs that the plan counts with, and how many finished runs they are the mean of."""
+    """The rows with the number of epochs to plan with, and the number of finished runs that it is the mean of."""
     return [
         {
             **row,
@@ -77,7 +78,7 @@ def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) ->
 
 
 def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
-    """Seconds of an epoch and peak memory; in a process that has done nothing else."""
+    """Seconds per epoch and peak memory of a cell; run in a new process, so that the memory is its own."""
     torch.set_num_threads(1)
     task, architecture = cell
     config = paper_config(task, architecture, published=True)
@@ -89,7 +90,10 @@ def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
 
     if kind(task) == "cfl":
         batches = [(text(10, length),) for length in LENGTHS]
-        steps, checks = 1000 / len(batches), 1000 / (10 * len(batches))  # an epoch, and 1,000 strings of validation
+        steps, checks = (
+            1000 / len(batches),
+            1000 / (10 * len(batches)),
+        )  # 1,000 training batches, 1,000 validation strings
     elif kind(task) == "ptb":
         batches = [(text(320 // SENTENCE, SENTENCE),)]  # 128 to 512 tokens
         steps, checks = SENTENCES / (320 // SENTENCE), 2 * 1346 / (320 // SENTENCE)
@@ -128,7 +132,7 @@ def _seconds(function) -> float:
 
 
 def makespan(seconds: Sequence[float], cores: int) -> float:
-    """When the last of the runs ends, if each core takes the next one as soon as it is free."""
+    """Time at which the last run ends if each core takes the next run as soon as it is free."""
     free = [0.0] * cores
     for duration in seconds:
         heapq.heappush(free, heapq.heappop(free) + duration)
@@ -136,7 +140,7 @@ def makespan(seconds: Sequence[float], cores: int) -> float:
 
 
 def plan(rows: list[dict], cores: Sequence[int] = CORES) -> list[dict]:
-    """Hours of each experiment, and of all."""
+    """Number of runs, core hours and hours of each experiment, and of all together."""
     runs = {
         name: [
             row["seconds_per_epoch"] * row["epochs"]
@@ -183,14 +187,21 @@ def report(rows: list[dict], planned: list[dict], about: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.plan", description=__doc__)
-    parser.add_argument("--output", default="plan", metavar="NAME", help="writes results/NAME.json and .md")
-    parser.add_argument("--simulate", action="store_true", help="take the measurements of results/NAME.json")
+    parser.add_argument(
+        "--output",
+        default="plan",
+        metavar="NAME",
+        help="write results/NAME.json and results/NAME.md (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--simulate", action="store_true", help="use the measurements in results/NAME.json instead of measuring"
+    )
     parser.add_argument(
         "--runs",
         type=Path,
         default=ROOT / "experiments/results",
         metavar="FOLDER",
-        help="where finished runs are, for their epochs (default: experiments/results)",
+        help="folder of finished runs, for their numbers of epochs (default: experiments/results)",
     )
     args = parser.parse_args(argv)
     path = RESULTS / f"{args.output}.json"
@@ -199,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         rows = []
         for cell in track(cells(), "measuring"):
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # one each: memory is that of the process
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # a process per cell, to measure its memory
                 rows.append(pool.submit(measure, cell).result())
         found = {"environment": environment(), "cells": rows}
     found["cells"] = with_epochs(found["cells"], finished_epochs(args.runs))

@@ -1,4 +1,4 @@
-"""The plan of the whole protocol: the queue against schedules found by hand, and the paper's numbers of runs."""
+"""Planning the paper's protocol: the queue against schedules worked out by hand, and the numbers of runs."""
 
 import json
 
@@ -28,10 +28,10 @@ def test_all_runs_of_the_paper_are_planned():
 
 
 def test_runs_are_queued_as_reproduce_trains_them():
-    """First one restart of every cell: ten times a run of one hour, then one of ten; on ten cores.
+    """Restarts alternate between a cell of one hour and a cell of ten hours, ten times each, on ten cores.
 
-    At 0 five of each begin; at 1 three short and two long ones, at 2 two long ones and a short one, at 3 the last short
-    one, and the last long one at 4.
+    Five runs of each cell start at hour 0, three short and two long ones at 1, two long ones and a short one at 2, the
+    last short one at 3 and the last long one at 4.
     """
     cell = {"task": "dyck", "epochs": 1}
     rows = [{**cell, "model": "Tf", "seconds_per_epoch": 3600}, {**cell, "model": "Tf+Nd", "seconds_per_epoch": 36000}]
@@ -69,12 +69,12 @@ def test_a_plan_of_one_cell(tmp_path, monkeypatch, capsys):
     found = json.loads((tmp_path / "plan.json").read_text())
     (cell,) = found["cells"]
     assert cell["seconds_per_epoch"] > 0
-    assert 1e8 < cell["memory"] < 1e9  # that of torch and a small model, in bytes
+    assert 1e8 < cell["memory"] < 1e9  # bytes, for torch and a small model
     assert found["plan"][0]["core_hours"] == pytest.approx(10 * EPOCHS["cfl"] * cell["seconds_per_epoch"] / 3600)
     page = (tmp_path / "plan.md").read_text()
     assert capsys.readouterr().out.strip().endswith(page.strip())
     assert f" | {EPOCHS['cfl']} | assumed | " in page
     leave_run(tmp_path / "runs/dyck/tf/00", 30)
-    main(["--runs", str(tmp_path / "runs"), "--simulate"])  # the measurements of before, with what is there now
+    main(["--runs", str(tmp_path / "runs"), "--simulate"])  # reuses the measurements with the new runs
     assert json.loads((tmp_path / "plan.json").read_text())["cells"] == [{**cell, "epochs": 30, "finished_runs": 1}]
     assert " | 30 | 1 finished run | " in (tmp_path / "plan.md").read_text()

@@ -1,4 +1,4 @@
-"""`stackattn cfl` and `stackattn reproduce` from end to end, on a language of short strings."""
+"""End-to-end tests of `stackattn cfl` and `stackattn reproduce figure-2` on short strings."""
 
 import json
 import shlex
@@ -46,14 +46,14 @@ def test_train_and_evaluate(config, tmp_path, capsys):
     assert "test.json" in capsys.readouterr().out
 
 
-def test_a_grammar_of_the_users_own(tmp_path, config, capsys):
+def test_train_on_a_grammar_file(tmp_path, config, capsys):
     grammar = tmp_path / "own.grammar"
     grammar.write_text("S -> 'a' S 'b' [0.9] | 'c' [0.1]\n")
     command = ["cfl", "train", config, "--out", str(tmp_path / "run"), "--set", f"language.name={grammar}"]
     assert main(command) == 0
     assert main(["cfl", "evaluate", str(tmp_path / "run"), "--lengths", "5", "5", "--per-length", "1"]) == 0
     (row,) = json.loads((tmp_path / "run/test.json").read_text())["lengths"]
-    assert row["lower_bound"] == pytest.approx(0)  # there is one string of each length
+    assert row["lower_bound"] == pytest.approx(0)  # the language has one string of each length
     capsys.readouterr()
     grammar.write_text("S -> 'a' S 'b\n")
     assert main([*command[:3], "--out", str(tmp_path / "other"), *command[5:]]) == 2
@@ -77,7 +77,7 @@ def test_errors_are_one_line(arguments, message, config, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluate_says_when_there_is_no_run(tmp_path, capsys):
+def test_evaluate_without_a_run(tmp_path, capsys):
     assert main(["cfl", "evaluate", str(tmp_path)]) == 2
     assert f"is {tmp_path} the folder of a run?" in capsys.readouterr().err
 
@@ -105,9 +105,9 @@ def test_sweep(config, tmp_path, capsys):
     assert f"the best run is in {tmp_path / 'runs' / best}" in printed
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "epoch   1" not in printed  # nothing is trained again
+    assert "epoch   1" not in printed  # finished runs are not trained again
     assert "not finished" not in printed
-    # runs of another seed are neither shown under the rates of this one nor chosen
+    # runs of another seed are neither shown nor chosen as the best
     assert main([*command, "--seed", "5"]) == 1
     printed = capsys.readouterr().out
     assert "the best run" not in printed
@@ -121,7 +121,7 @@ def test_sweep(config, tmp_path, capsys):
     assert "not finished" not in printed
 
 
-def test_a_run_goes_on_by_its_own_configuration(config, tmp_path, capsys):
+def test_resume_with_the_stored_configuration(config, tmp_path, capsys):
     out = str(tmp_path / "run")
     command = ["cfl", "train", config, "--minutes", "0", "--out"]
     assert main([*command, str(tmp_path / "epochs")]) == 0
@@ -137,7 +137,7 @@ def test_a_run_goes_on_by_its_own_configuration(config, tmp_path, capsys):
     assert TrainingRun(out).config()["training"]["evaluate_every"] == 100
 
 
-def test_files_that_cannot_be_read_or_written_are_named(config, tmp_path, capsys):
+def test_errors_name_the_file(config, tmp_path, capsys):
     latin, grammar, taken = tmp_path / "latin.yaml", tmp_path / "latin.grammar", tmp_path / "taken"
     latin.write_bytes(b"model:\n  layers: \xe9\n")
     grammar.write_bytes(b"S -> '\xe9'\n")
@@ -193,8 +193,8 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert main([*command, "--budget", "0"]) == 0
     assert [
         row["length"] for row in TrainingRun(folder).test()["lengths"]
-    ] == lengths  # tests of others are none of the figure
-    # whatever is asked for, all that there is is shown, and needs no configurations for that
+    ] == lengths  # results for other lengths are measured again
+    # all existing runs are shown, whatever is requested, and showing needs no configurations
     assert (
         main(["reproduce", "figure-2", "--tasks", "dyck", "--restarts", "1", "--budget", "0", "--out", str(out)]) == 0
     )
@@ -204,8 +204,8 @@ def test_reproduce_figure_2(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_an_array_job_trains_one_run_in_each_task(tmp_path, capsys):
-    """As a plain shell loop, with a task that is repeated."""
+def test_each_array_job_trains_one_run(tmp_path, capsys):
+    """A shell loop in place of a cluster, with one repeated job."""
     for task in ("dyck", "marked-reversal"):
         (tmp_path / "configs" / task).mkdir(parents=True)
         (tmp_path / "configs" / task / "tf.yaml").write_text(json.dumps(TINY))
@@ -226,8 +226,8 @@ def test_an_array_job_trains_one_run_in_each_task(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_reproduce_fails_with_its_runs(tmp_path, capsys, monkeypatch):
-    """The others are shown all the same."""
+def test_reproduce_fails_if_a_run_fails(tmp_path, capsys, monkeypatch):
+    """The exit code is 1, and the other runs are still shown."""
     for task, training in (("dyck", {}), ("marked-reversal", {"learning_rates": [1e30, 1e30]})):
         (tmp_path / "configs" / task).mkdir(parents=True)
         language = {**TINY["language"], "name": task, "lengths": [5, 10]}

@@ -1,4 +1,4 @@
-"""`--cluster local` on `sweep` and `reproduce`: what local processes give, interrupted and taken up again."""
+"""`sweep` and `reproduce` with `--cluster local`: the same results as local processes, also after an interrupt."""
 
 import json
 import os
@@ -24,11 +24,11 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def _quick_workers(monkeypatch):
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # else they give way to all that the machine does otherwise
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other processes on the machine slow them down
 
 
 def figures(out):
-    """Of all runs: metrics without what depends on the clock."""
+    """Metrics of all runs, without those that depend on time."""
     clock = ("seconds", "train_seconds", "memory")
     runs = {path.parent.relative_to(out): TrainingRun(path.parent) for path in Path(out).rglob("result.json")}
     return {
@@ -38,14 +38,14 @@ def figures(out):
 
 
 def nothing_is_started(command, monkeypatch):
-    """All runs are finished: there is no need for a cluster."""
+    """The command starts no cluster, because all runs are finished."""
     with monkeypatch.context() as patched:
         patched.setattr(cluster_module, "_connect", lambda address: pytest.fail("a cluster was started"))
         assert main(command) == 0
 
 
 @pytest.mark.slow
-def test_a_sweep_interrupted(tmp_path, capsys, monkeypatch):
+def test_sweep_resumes_after_an_interrupt(tmp_path, capsys, monkeypatch):
     config = tmp_path / "tiny.yaml"
     config.write_text(json.dumps(TINY))
     sweep = ["cfl", "sweep", str(config), "--restarts", "2", "--out"]
@@ -53,8 +53,8 @@ def test_a_sweep_interrupted(tmp_path, capsys, monkeypatch):
     command = [*sweep, str(out), "--cluster", "local"]
 
     def listen() -> None:
-        os.setpgid(0, 0)  # a terminal interrupts all that the command has started
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore it, and so do their children
+        os.setpgid(0, 0)  # like a terminal, which interrupts the whole process group
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job of a shell and its children ignore it
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-m", "stackattn", *command], **pipes, text=True, preexec_fn=listen)
@@ -67,7 +67,7 @@ def test_a_sweep_interrupted(tmp_path, capsys, monkeypatch):
     before = TrainingRun(out / "00").metrics()[:2]
     assert not TrainingRun(out / "00").finished
     assert main(command) == 0
-    assert TrainingRun(out / "00").metrics()[:2] == before  # with the times of then
+    assert TrainingRun(out / "00").metrics()[:2] == before  # including their times
     assert main([*sweep, str(tmp_path / "processes"), "--processes", "2"]) == 0
     assert figures(out) == figures(tmp_path / "processes")
     assert len(figures(out)) == 2

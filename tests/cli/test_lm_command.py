@@ -1,4 +1,4 @@
-"""`stackattn lm` and its tables from end to end: small trees and text, a model for a second."""
+"""End-to-end tests of `stackattn lm` and `stackattn reproduce table-2` on a small treebank and small texts."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def rows(text):
 
 
 def table(path):
-    """The rows of a Markdown table, our own and the paper's."""
+    """Rows of a Markdown table by their third column, `ours` or `paper`."""
     lines = [x for x in path.read_text().splitlines() if x.startswith("|")]
     header, _, *found = [[cell.strip() for cell in x.split("|")[1:-1]] for x in lines]
     return {line[2]: dict(zip(header, line, strict=True)) for line in found}
@@ -69,7 +69,7 @@ def test_from_trees_to_tables(config, data, tmp_path, capsys):
     assert f"perplexity {test['perplexity']:.2f}" in printed
     assert test["sentences"] == 4
 
-    # the test sentences as they were before preparation give the same log-probability
+    # unprepared test sentences have the same log-probability
     (tmp_path / "text").write_text("".join(f"{SENTENCES[i % 4]}\n" for i in range(36, 40)))
     assert main(["lm", "score", "--model", str(run), str(tmp_path / "text"), "--sentences"]) == 0
     sentences = rows(capsys.readouterr().out)
@@ -132,12 +132,12 @@ def test_tables_without_data_or_models(config, data, tmp_path, capsys):
     assert main(reproduce) == 0
     with_test = (out / "table-2.md").read_text()
     assert table(out / "table-2.md")["ours"]["test"] != ""
-    (run / "best/model.safetensors").unlink()  # as where only the metrics were kept
+    (run / "best/model.safetensors").unlink()  # as in a folder that keeps only the metrics
     assert main(reproduce) == 0
     assert (out / "table-2.md").read_text() == with_test
 
 
-def test_only_what_was_measured_on_the_run_s_own_corpus_is_its_test(config, data, tmp_path, capsys):
+def test_only_results_on_the_run_s_own_corpus_are_written(config, data, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(["lm", "train", str(config), "--out", str(run), "--set", "training.max_epochs=1"]) == 0
     data.rename(tmp_path / "moved")
@@ -173,7 +173,7 @@ def test_a_changed_corpus_is_neither_trained_on_nor_evaluated(config, data, tmp_
         assert main(["lm", *command]) == 0
 
 
-def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, monkeypatch):
+def test_counts_of_the_treebank_are_compared_with_the_expected_ones(tmp_path, capsys, monkeypatch):
     for section in (*range(2, 22), 23, 24):
         for number in ("00", "23", "24"):
             (tmp_path / "wsj").mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, 
     command = ["lm", "prepare-ptb", str(tmp_path / "wsj"), str(tmp_path / "data")]
     assert main(command) == 1
     printed = capsys.readouterr()
-    assert "-39,591" in printed.out  # of 39,831 there are 20 * 3 * 4
+    assert "-39,591" in printed.out  # 20 * 3 * 4 instead of 39,831
     assert "this is not the paper's data" in printed.err
     found = {"training sentences": 240, "training tokens": 1140, "types": 11, "classes of unknown words": 0}
     found |= {"sentences of section 24": 12, "test sentences": 12}
@@ -190,7 +190,7 @@ def test_the_whole_treebank_is_compared_with_what_is_expected(tmp_path, capsys, 
     assert main(command) == 0
     for name in ("train.txt", "vocabulary.json", "report.json"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "data" / name).read_bytes()
-    # holes: a file of validation, and all that was in a section of training
+    # a missing validation file and an empty training section
     capsys.readouterr()
     (tmp_path / "wsj/wsj_2400.mrg").unlink()
     for path in (tmp_path / "wsj").glob("wsj_07*"):
@@ -228,7 +228,7 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
     config.write_text(json.dumps({**TINY, "data": {"folder": str(tmp_path / "pieces"), "batch_tokens": 100}}))
     run = str(tmp_path / "run")
     assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
-    again = ["--pieces", str(tmp_path / "run/best/pieces.model")]  # the model goes with the run
+    again = ["--pieces", str(tmp_path / "run/best/pieces.model")]  # stored with the run
     assert main(["lm", "prepare", *files, str(tmp_path / "same"), *options[:2], *again]) == 0
     assert (tmp_path / "same/train.txt").read_bytes() == (tmp_path / "pieces/train.txt").read_bytes()
     capsys.readouterr()
@@ -293,7 +293,7 @@ def test_empty_lines_and_quotation_marks_are_scored(config, tmp_path, capsys):
     assert torch.is_grad_enabled()
 
 
-def test_models_are_computed_where_one_says(config, tmp_path, capsys, monkeypatch):
+def test_device(config, tmp_path, capsys, monkeypatch):
     run = str(tmp_path / "run")
     assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
     (tmp_path / "text").write_text("The bank fell .\n")
@@ -308,11 +308,11 @@ def test_models_are_computed_where_one_says(config, tmp_path, capsys, monkeypatc
         assert found[0] == found[1]
         assert main(["lm", *command, "--device", "abacus"]) == 2
         assert "expected a device of torch, such as cpu or cuda, got 'abacus'" in capsys.readouterr().err
-    devices = [str(x) for x in asked_for if isinstance(x, torch.device)]  # not the dtypes of loading
+    devices = [str(x) for x in asked_for if isinstance(x, torch.device)]  # loading also calls it with dtypes
     assert devices == ["cpu", "cpu:0"] * 3
 
 
-def test_standard_input_is_read_as_files_are(config, tmp_path, capsys, monkeypatch):
+def test_standard_input_is_decoded_like_files(config, tmp_path, capsys, monkeypatch):
     run = str(tmp_path / "run")
     assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
     content = "\ufeffThe bank\r\nbanks\u2028fell\n".encode()
@@ -333,7 +333,7 @@ def test_standard_input_is_read_as_files_are(config, tmp_path, capsys, monkeypat
 
 @pytest.mark.slow
 def test_sweep(config, tmp_path, capsys):
-    """Each restart draws a learning rate and a size of batches; the same command does nothing again."""
+    """Each restart draws a learning rate and a batch size; running the same command again trains nothing."""
     out = tmp_path / "runs"
     command = ["lm", "sweep", str(config), "--restarts", "2", "--out", str(out), "--processes", "1"]
     command += ["--set", "training.max_epochs=1", "data.batch_tokens_range=[20,60]"]

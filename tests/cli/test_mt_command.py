@@ -1,4 +1,4 @@
-"""`stackattn mt` and `stackattn reproduce table-3` from end to end, on a few words; nothing worth it is learned."""
+"""End-to-end tests of `stackattn mt` and `stackattn reproduce table-3` on a few words, too few to learn from."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Training text compressed, validation as SGML, test plain, with some pairs that no filter lets through."""
+    """A compressed training text, validation as SGML and a plain test set, with some pairs that the filters drop."""
     folder = tmp_path_factory.mktemp("files")
     reverse = [" ".join(reversed(line.split())) for line in LINES]
     for side, lines in (("de", LINES), ("en", reverse)):
@@ -75,7 +75,7 @@ def test_prepare(files, tmp_path, capsys):
     assert report["read"]["test"]["too long"] == 1
     assert report["sources"]["train"] == ["train.de.gz", "train.en.gz"]
     assert (tmp_path / "one/validation.source").read_text().splitlines() == LINES[:6]
-    for path in (tmp_path / "one").iterdir():  # the same every time
+    for path in (tmp_path / "one").iterdir():  # preparation is deterministic
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
 
@@ -94,7 +94,7 @@ def test_prepare_a_sample(files, tmp_path):
         ({"train": "blank.{}"}, "none of 2 pairs passes the filters (blank: 2"),
     ],
 )
-def test_prepare_says_what_is_wrong_and_leaves_nothing(files, changes, message, tmp_path, capsys):
+def test_errors_of_prepare_leave_no_folder(files, changes, message, tmp_path, capsys):
     (files / "latin.de").write_bytes(b"a\nb\n")
     (files / "latin.en").write_bytes(b"a\n\xe9\n")
     (files / "uneven.de").write_text("a\nb\nc\n")
@@ -158,7 +158,7 @@ def test_translate_files_and_standard_input(run, files, tmp_path, capsys, monkey
     capsys.readouterr()
     assert main(["mt", "translate", str(run), str(files / "test.de"), "--max-tokens", "6"]) == 0
     from_file = capsys.readouterr().out.split("\n")
-    assert len(from_file) == 7  # and nothing behind the last newline
+    assert len(from_file) == 7  # six lines and the empty string after the last newline
     text = "\n" + "\n\n".join((files / "test.de").read_text().splitlines()) + "\n"
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(text.encode()), isatty=lambda: False))
     assert main(["mt", "translate", str(run / "best"), "--max-tokens", "6", "--batch-tokens", "5"]) == 0
@@ -194,7 +194,7 @@ def test_evaluate(run, corpus, files, tmp_path, capsys):
     assert validation["perplexity"] == pytest.approx(TrainingRun(run).result()["best"]["perplexity"], rel=1e-5)
 
 
-def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsys):
+def test_errors_of_evaluate_and_translate(run, corpus, tmp_path, capsys):
     assert main(["mt", "evaluate", str(run), "--data", str(tmp_path)]) == 2
     assert "report.json: no such file; expected a bitext corpus made by `stackattn mt" in capsys.readouterr().err
     assert main(["mt", "translate", str(tmp_path), os.devnull]) == 2
@@ -217,7 +217,7 @@ def test_evaluate_and_translate_say_what_is_missing(run, corpus, tmp_path, capsy
     (run / "away").rename(run / "best")
 
 
-def test_without_the_libraries_it_says_what_to_install(files, tmp_path, capsys, monkeypatch):
+def test_missing_packages_are_named(files, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     assert main(prepare_command(files, tmp_path / "out")) == 2
     assert "pip install 'stackattn[text]'" in capsys.readouterr().err
@@ -252,7 +252,7 @@ def test_reproduce_table_3(corpus, tmp_path, capsys, monkeypatch):
     assert main(["mt", "evaluate", str(best), "--max-tokens", "1"]) == 0
     assert TrainingRun(best).test()["max_tokens"] == 1
     assert main([*command, "--budget", "0"]) == 0
-    assert TrainingRun(best).test()["max_tokens"] == 256  # a test by another search is no test of the table
+    assert TrainingRun(best).test()["max_tokens"] == 256  # results of another beam search are measured again
     (best / "test.json").unlink()
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
     assert main([*command, "--budget", "0"]) == 0

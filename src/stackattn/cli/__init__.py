@@ -27,7 +27,7 @@ COMMANDS = {
     "analyse": "show what trained models do with their stacks, as figures and an HTML report",
     "cfl": "train and evaluate models on context-free languages",
     "lm": "prepare text, train language models on it, evaluate, generate and score sentences",
-    "mt": "prepare parallel text, train translation models on it, translate and evaluate",
+    "mt": "prepare bitext, train translation models on it, translate and evaluate",
     "language": "list formal languages, sample and score strings, write data sets",
     "params": "compare the parameter counts of the paper's models with the paper's tables",
     "config": "list configuration keys and show the shipped configurations",

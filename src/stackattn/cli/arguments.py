@@ -96,7 +96,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes-each",
         type=at_least(0, float),
         metavar="MINUTES",
-        help="time limit of each run in minutes, over all the times it is continued (default: no limit)",
+        help="total time limit of each run in minutes, including the time before it was resumed (default: no limit)",
     )
     parser.add_argument(
         "--processes",

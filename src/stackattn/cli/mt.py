@@ -1,4 +1,4 @@
-"""Translation: prepare parallel text, train models on it, translate with them and evaluate them."""
+"""Translation: prepare bitext, train models on it, translate with them and evaluate them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ from .training import print_unfinished, run_jobs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets = parser.add_subparsers(dest="action", metavar="TARGET", required=True)
     for name, target in TARGETS.items():
-        command = targets.add_parser(name, help=target.summary, description=f"{target.summary}.")
+        what = "Train the missing runs and show all runs in the folder; `--budget 0` only shows them."
+        description = f"{target.summary}. {what if target.trains else 'Nothing is trained.'}"
+        command = targets.add_parser(name, help=target.summary, description=description)
         command.set_defaults(to_continue=TO_CONTINUE)
         command.add_argument(
             "--out", default=target.out, metavar="FOLDER", help="folder of the runs to show (default: %(default)s)"
