@@ -131,7 +131,10 @@ def test_damaged_files_are_refused_by_name_and_line(tmp_path):
     with pytest.raises(ValueError, match=r"d\.txt, line 2: text: 'x'"):
         Dataset.load(tmp_path / "d")
     (tmp_path / "d.txt").write_text("( )\n( ( ) )\n")
-    with pytest.raises(ValueError, match=r"d\.txt, line 2: a string of another length"):
+    with pytest.raises(ValueError, match=r"d\.txt, line 2: a string whose length differs"):
+        Dataset.load(tmp_path / "d")
+    (tmp_path / "d.txt").write_bytes(b"( )\n( \xe9\n")
+    with pytest.raises(ValueError, match=r"d\.txt, line 2: not UTF-8: byte 0xe9 at column 3"):
         Dataset.load(tmp_path / "d")
     (tmp_path / "d.json").write_text('{"format": 1}')
     with pytest.raises(ValueError, match=r"d\.json: expected a file of format"):

@@ -1,10 +1,23 @@
 """Formal languages: probabilistic context-free grammars that are sampled and scored exactly.
 
-Who lives here: `notation` reads and writes grammars as text; `closure` (with `decimals`) removes empty and unary rules
-without changing the distribution; `lengths`, `inside` and `sampling` compute with what is left; `parse` finds best
-trees; `language` and `grammar` put it all behind one interface; `tasks` and `companions` are the ready languages,
-`datasets` the files. Everything is numpy, randomness comes from an explicit `numpy.random.Generator`, logarithms are
-natural, and lengths do not count an end-of-string symbol.
+Modules:
+
+    language     the base class of all languages: strings, prefixes, next-symbol distributions
+    grammar      `PCFG`, a grammar as a distribution over strings
+    notation     grammars as text
+    exact        exact numbers of bounded size
+    closure      removal of empty and unary rules without changing the distribution
+    decimals     matrices of high-precision decimals, for `closure`
+    lengths      probabilities and entropies for each length
+    inside       the inside algorithm: probabilities of strings
+    sampling     drawing strings of given lengths
+    parse        most probable derivations and their trees
+    tasks        the languages of the experiments, by name
+    companions   languages that are not context-free
+    datasets     data sets of strings and their files
+
+Everything uses NumPy. Randomness comes from an explicit `numpy.random.Generator`, logarithms are natural, and lengths
+do not count an end-of-string symbol.
 """
 
 from .companions import UniformLanguage

@@ -1,15 +1,16 @@
 r"""The exact closure of a grammar: the same distribution over strings, without empty and unary rules.
 
-The grammar is first made binary (the parts of long right-hand sides become symbols of their own, shared between rules).
-Then, with e(A) the probability that A derives the empty string, and U(A, B) the probability that one step leads from A
-to B while whatever stands beside B vanishes,
+The grammar is first made binary: parts of long right-hand sides become new symbols, which rules share. Let e(A) be the
+probability that A derives the empty string, and U(A, B) the probability that one step leads from A to B while the
+symbol beside B, if any, derives the empty string. Then
 
     e = least solution of e(A) = Σ p(A → X₁…X_k) e(X₁)…e(X_k)            (Newton's method from 0)
     U* = I + U + U² + … = (I - U)⁻¹                                      (Gaussian elimination, one component at a time)
 
-and A's non-empty strings are those of `U*` applied to A's terminal rules and to its binary rules without empty parts.
-Nothing is dropped and nothing is cut off, so sums over derivations, infinitely many or not, are those of the grammar as
-written. Arithmetic is decimal with 150 digits: a critical grammar (a double root in e) costs half of them.
+and the non-empty strings of A are those of `U*` applied to A's terminal rules and to its binary rules without empty
+parts. No sum is truncated, so the probabilities are those of the grammar as written, even if a string has infinitely
+many derivations. Arithmetic is decimal with 150 digits, because a critical grammar (a double root in e) loses half of
+them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -34,7 +35,7 @@ class BinaryRule(NamedTuple):
     rhs: tuple[int, ...]
     terminal: int | None
     weight: Decimal
-    rule: int | None  # the original rule; None if the rule only spells out a part
+    rule: int | None  # the original rule; None if the rule expands a part
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class BinaryGrammar:
 class ClosedGrammar:
     """Natural logarithms of the weights of a grammar whose rules are `A → v` and `A → left[p] right[p]`.
 
-    `terminal[A, v]` and `pair[A, p]` sum over everything that happens before A rewrites to non-empty parts;
-    `terminal_cost`, `pair_cost` and `empty_cost` are the expected -ln p of what is summed.
+    `terminal[A, v]` and `pair[A, p]` sum over all chains of steps before A rewrites to non-empty parts;
+    `terminal_cost`, `pair_cost` and `empty_cost` are the expected -ln p of the derivations that are summed.
     """
 
     start: int  # -1 if the grammar has no non-empty string
@@ -73,7 +74,7 @@ class ClosedGrammar:
 
 
 def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> BinaryGrammar:
-    """The binary grammar. Zero weights must have been left out, weights must be normalised."""
+    """Return the binary grammar of rules with normalised, positive weights."""
     names = dict.fromkeys([start, *(rule.lhs for rule in rules)])
     ids: dict[Hashable, int] = {name: i for i, name in enumerate(names)}
     num_nonterminals = len(ids)
@@ -237,7 +238,7 @@ def _empty_probabilities(
         except ZeroDivisionError:
             solved = [INFINITE * INFINITE] * size
         for a, cost in zip(component, solved, strict=True):
-            # Rounding may leave a critical system on the wrong side of singular.
+            # Rounding may turn a singular (critical) system into one with a negative solution.
             e_cost[a] = cost if cost >= 0 else INFINITE * INFINITE
     return e, e_cost
 
@@ -247,7 +248,7 @@ def _star(unary: Matrix, live: set[int]) -> Matrix:
     star: Matrix = {}
     for component in components({a: set(unary.get(a, ())) for a in live}):
         inside = set(component)
-        onward: Matrix = {}  # I plus what leaves the component and is closed already
+        onward: Matrix = {}  # the identity plus edges that leave the component, whose ends are closed
         for a in component:
             add(onward, a, a, Decimal(1))
             for b, weight in unary.get(a, {}).items():
@@ -274,7 +275,7 @@ def _as_arrays(
     empty: dict[int, Decimal],
     empty_cost: dict[int, Decimal],
 ) -> ClosedGrammar:
-    """Keep what the start symbol can reach and turn decimals into logarithms."""
+    """Keep the symbols that the start symbol can reach, and convert decimals to logarithms."""
     num_terminals = grammar.num_terminals
     order: list[int] = []
     queue = [grammar.start] if grammar.start in live else []

@@ -1,7 +1,7 @@
-"""Languages that are not context-free, with closed forms: controls for experiments with stacks.
+"""Languages that are not context-free, with closed-form probabilities: controls for experiments with stacks.
 
-Each string is made from a free word u of k symbols by a fixed pattern, and no two words make the same string. So given
-the length, which fixes |u|, all strings are equally likely: ln p(w | length) = -|u| ln k.
+A fixed pattern makes each string from an arbitrary word u over k symbols, and different words make different strings.
+The length determines |u|, so all strings of a length are equally likely: ln p(w | length) = -|u| ln k.
 """
 
 import math
@@ -17,7 +17,7 @@ MAX_K = 1_000_000
 
 @dataclass(frozen=True)
 class Pattern:
-    """Where each position of a string takes its symbol: from letter `source` of u, plus `shift`; or, if -1, `shift`."""
+    """The symbol at each position: letter `source` of u plus `shift` or, where `source` is -1, `shift`."""
 
     source: np.ndarray
     shift: np.ndarray
@@ -32,7 +32,7 @@ class UniformLanguage(Language):
         pattern:
             From m to the `Pattern` of those strings.
         k:
-            The number of symbols in words; 0 if there is just one string for each m.
+            Number of symbols in words; 0 if there is only one string for each m.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class UniformLanguage(Language):
         return table
 
     def _begins(self, prefix: np.ndarray, length: int) -> float:
-        """ln of the probability that a string of this length begins so: each letter of u that shows costs ln k."""
+        """ln of the probability that a string of this length starts with the prefix: -ln k per visible letter of u."""
         if not len(self.valid_lengths(length, length)):
             return -math.inf
         letters = self._letters(length)

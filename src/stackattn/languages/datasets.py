@@ -1,7 +1,7 @@
-"""Data sets as the experiments make them: batches of strings of one length, with the lower bounds that go with them.
+"""Data sets of strings: batches of one length each, with lower bounds of the cross-entropy.
 
-A data set is saved as two files: `NAME.txt` with one string per line, symbols separated by spaces, and `NAME.json` with
-all else: the language, the batches, ln p(w | length) of each string and the lower bounds.
+A data set is saved as two files: `NAME.txt` has one string per line, symbols separated by spaces; `NAME.json` has the
+language, the batch sizes, ln p(w | length) of each string and the lower bounds.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..files import write_text as write_atomically
+from ..lines import read_json_object, read_lines
 from .grammar import PCFG
 from .language import Language, check_generator, check_integer, check_range
 from .tasks import TASKS, get_language
@@ -48,7 +49,7 @@ class Dataset:
         return self.score()
 
     def score(self, progress: Callable[[list], Iterable] = iter) -> np.ndarray:
-        """Compute `log_probs`, part by part; `progress` is given the list of parts and yields them one by one."""
+        """Compute `log_probs` in parts; `progress` wraps the list of parts, for example to show a progress bar."""
         strings = self.strings
         parts = [strings[at : at + _PART] for at in range(0, len(strings), _PART)]
         scores = [self.language.log_prob_given_length(part) for part in progress(parts)]
@@ -60,10 +61,10 @@ class Dataset:
         return len(self.language.valid_lengths(*self.lengths))
 
     def lower_bound(self, length_term: bool = True) -> float:
-        """The cross-entropy of the true distribution, in nats per symbol, the end of a string counted as a symbol.
+        """Return the cross-entropy of the true distribution, in nats per symbol, counting the end of strings.
 
         With the length term, as for validation sets, the true distribution includes the choice of a length. Without it,
-        as for the curves by length, lengths are given.
+        as for curves by length, the length is given.
         """
         if not len(self):
             raise ValueError("the lower bound of an empty data set is not defined")
@@ -80,7 +81,7 @@ class Dataset:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `path`.txt and `path`.json. Each file appears whole or not at all, the JSON file last."""
+        """Write `path`.txt and `path`.json. Each file appears complete or not at all, the JSON file last."""
         text_path, json_path = _paths(path)
         text_path.parent.mkdir(parents=True, exist_ok=True)
         maker = self.language.recipe
@@ -111,14 +112,11 @@ class Dataset:
     def load(cls, path: str | os.PathLike[str]) -> "Dataset":
         """Read what `save` wrote under the same path."""
         text_path, json_path = _paths(path)
-        try:
-            about = json.loads(json_path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{json_path}, line {error.lineno}: not JSON: {error.msg}") from None
-        if not isinstance(about, dict) or about.get("format") != _FORMAT:
+        about = read_json_object(json_path)
+        if about.get("format") != _FORMAT:
             raise ValueError(f"{json_path}: expected a file of format {_FORMAT!r}")
         made = _make(about["language"], about["symbols"])
-        lines = text_path.read_text(encoding="utf-8").splitlines()
+        lines = list(read_lines(text_path))
         sizes = about["batch_sizes"]
         if len(lines) != sum(sizes):
             raise ValueError(f"{text_path}: expected {sum(sizes)} lines, as {json_path.name} says, got {len(lines)}")
@@ -132,11 +130,16 @@ class Dataset:
                 except ValueError as error:
                     raise ValueError(f"{text_path}, line {number + 1}: {error}") from None
                 if len(strings[-1]) != len(strings[0]):
-                    raise ValueError(f"{text_path}, line {number + 1}: a string of another length than its batch")
+                    raise ValueError(
+                        f"{text_path}, line {number + 1}: a string whose length differs from the rest of its batch"
+                    )
             batches.append(np.stack(strings))
             at += size
         found = cls(made, (about["lengths"][0], about["lengths"][1]), batches, about["about"])
-        found.__dict__["log_probs"] = np.array(about["log_probs_given_length"])
+        log_probs = np.array(about["log_probs_given_length"])
+        if log_probs.shape != (len(found),):
+            raise ValueError(f"{json_path}: expected {len(found)} log_probs_given_length, found {log_probs.size}")
+        found.__dict__["log_probs"] = log_probs
         return found
 
 

@@ -41,8 +41,8 @@ class PCFG(Language):
         unambiguous:
             Declare that no string has two derivations, so that the entropy of strings is that of derivations.
 
-    Empty and unary rules, cycles of them, left recursion, useless symbols and derivations that never end are all
-    allowed, and no probability is renormalised for their sake: `log_prob` sums over all derivations of a string.
+    Empty and unary rules, cycles of them, left recursion, useless symbols and infinite derivations are allowed and do
+    not change any probability: `log_prob` sums over all derivations of a string.
 
     Examples::
 

@@ -4,12 +4,12 @@ r"""The inside algorithm: the probability of strings, many at once.
 
     β_p(i, w) = Σ_m β(B, i, m) β(C, i+m, w-m)          β(A, i, w) = Σ_p pair(A, p) β_p(i, w)
 
-All strings of a batch and all spans of one width are computed together. A pair one side of which is always a single
-symbol needs no sum over m; the others keep their sides in two arrays, one indexed by where a span starts and one by
-where it ends, laid out so that the sum over m is a dot product of two contiguous rows.
+All strings of a batch and all spans of one width are computed together. A pair with a side that is always a single
+symbol needs no sum over m. The other pairs store their sides in two arrays, indexed by the start and by the end of a
+span, so that the sum over m is a dot product of two contiguous rows.
 
-The plain algorithm multiplies probabilities, each position scaled by a constant. That is exact as long as all numbers
-stay well inside the range of float64, which is checked; where they do not, the string is computed again in logarithms.
+The plain algorithm multiplies probabilities, scaled by a constant at each position. This is exact while all numbers are
+well inside the range of float64, which is checked; otherwise the string is computed again with logarithms.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _BATCH_BYTES = 2**24
 def inside(grammar: ClosedGrammar, strings: Sequence[np.ndarray], totals: int | None = None) -> np.ndarray:
     """ln of the probability of each string, or with `totals` the ln probabilities of its continuations.
 
-    Symbols are terminal ids; -1 stands for a symbol unknown to the grammar. With `totals`, the result is (N, totals+1):
+    Symbols are terminal ids; -1 is a symbol that the grammar does not have. With `totals`, the result is (N, totals+1):
     entry n is the probability that the start symbol derives *some* string of length n that begins with the given one.
     """
     num_terminals = grammar.terminal.shape[1]
@@ -88,7 +88,7 @@ def _inside_batch(grammar: ClosedGrammar, ids: np.ndarray) -> np.ndarray:
 
 
 class _Plan:
-    """Which pairs have a side that is always one symbol, and where the others keep their sides."""
+    """Which pairs have a side that is always one symbol, and where the other pairs store their sides."""
 
     def __init__(self, grammar: ClosedGrammar) -> None:
         left, right = grammar.left, grammar.right
@@ -103,7 +103,7 @@ class _Plan:
 
 
 def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ln β(start, 0, w) for w = 1..n from plain probabilities, and for which strings it can be trusted."""
+    """ln β(start, 0, w) for w = 1..n from plain probabilities, and the strings for which float64 had enough range."""
     num, num_symbols, n = terminal.shape
     result = np.zeros((num, n))
     safe = np.ones(num, dtype=bool)
@@ -116,7 +116,7 @@ def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np
     first = np.exp(np.moveaxis(terminal, 1, 0))  # (A, N, n)
     first_left, first_right = first[grammar.left[plan.short_left]], first[grammar.right[plan.short_right]]
     rest_left, rest_right = grammar.right[plan.short_left], grammar.left[plan.short_right]
-    # Usually few weights are not 0, and a product with the whole matrix is slower, above all with threads.
+    # Most weights are usually 0; then a product with the whole matrix is slower, especially with threads.
     filled = np.count_nonzero(~np.isneginf(grammar.pair))
     dense = np.exp(grammar.pair) if filled > max(1000, grammar.pair.size / 4) else None
     weights = [(a, [(p, float(np.exp(grammar.pair[a, p]))) for p in used.tolist()]) for a, used in plan.uses]
@@ -152,7 +152,7 @@ def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _logs(grammar: ClosedGrammar, terminal: np.ndarray) -> np.ndarray:
-    """What `_plain` computes, in logarithms throughout: slower, and no number is too small."""
+    """Like `_plain`, with logarithms throughout: slower, but without limits of range."""
     num, num_symbols, n = terminal.shape
     plan = _Plan(grammar)
     by_start = np.full((len(plan.lefts), num, n, n), -np.inf)

@@ -1,8 +1,8 @@
-"""What all languages share: symbols and ids, probabilities of prefixes, the true next-symbol distribution.
+"""The base class of languages: symbols and ids, prefix probabilities, the true next-symbol distribution.
 
 A string is text (symbols separated by spaces, or not separated if all symbols are single characters) or a
-one-dimensional array of ids; id v is `symbols[v]`. Wherever strings are asked for, one string gives one number and a
-list of strings gives an array. Lengths never count an end-of-string symbol.
+one-dimensional array of ids; id v is `symbols[v]`. Methods that take strings return one number for one string and an
+array for a list of strings. Lengths never count an end-of-string symbol.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +32,7 @@ class Entropy:
 class Language(ABC):
     """A distribution over the strings of each length.
 
-    Subclasses give the five abstract methods; everything here follows from them.
+    Subclasses implement the five abstract methods; the other methods are derived from them.
     """
 
     def __init__(self, symbols: Iterable[str], name: str = "") -> None:
@@ -76,7 +76,7 @@ class Language(ABC):
         return np.stack(strings) if strings else np.zeros((0, length), dtype=np.int64)
 
     def log_prob_given_length(self, strings: String | Iterable[String]) -> Any:
-        """ln p(w | length of w); -inf for what is not in the language."""
+        """ln p(w | length of w); -inf for strings outside the language."""
         batch, one = self._as_strings(strings)
         return self._shape(self._score(batch), one)
 
@@ -119,7 +119,7 @@ class Language(ABC):
         return self._shape(np.exp(table - total[:, None]), one)
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a string; a ValueError names a symbol that is not the language's."""
+        """Return the ids of a string; a ValueError names a symbol that the language does not have."""
         words = self._words(text)
         for at, word in enumerate(words):
             if word not in self._ids:

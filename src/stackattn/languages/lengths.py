@@ -1,6 +1,6 @@
-"""Tables over lengths: how likely a symbol is to derive a string of each length, and the entropy of how it does so.
+"""Tables over lengths: the probability that a symbol derives a string of each length, and the entropy of derivations.
 
-Letters: A symbols, P pairs, L the largest length. All tables are natural logarithms, so no length is too long.
+Letters: A symbols, P pairs, L the largest length. All tables are natural logarithms, so long strings do not underflow.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class LengthTables:
 
 
 def log_sum_exp(values: np.ndarray, axis: int) -> np.ndarray:
-    """ln Σ exp; -inf where there is nothing to sum."""
+    """ln Σ exp; -inf for an empty sum."""
     if values.shape[axis] == 0:
         return np.full(np.delete(values.shape, axis), -np.inf)
     top = np.max(values, axis=axis, keepdims=True)

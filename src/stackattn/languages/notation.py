@@ -1,10 +1,11 @@
-"""The text notation of grammars, as NLTK users know it, with errors that name the line and the symbol.
+"""The text notation of grammars, similar to NLTK's, with errors that name the line and the symbol.
 
     # balanced brackets; the first left-hand side is the start symbol, unless `%start` names another
     S -> S T [1/2] | T [1/2]
     T -> '(' S ')' [0.975] | '(' ')' [0.025]
 
-Terminals are quoted, nonterminals are not, an alternative without symbols is the empty string, a missing weight is 1.
+Terminals are quoted and nonterminals are not. An alternative without symbols is the empty string. The default
+weight is 1.
 """
 
 import math
@@ -20,7 +21,7 @@ MAX_SYMBOLS = 500
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be used; the message says where and why."""
+    """An invalid grammar; the message names the place and the reason."""
 
 
 class Rule(NamedTuple):

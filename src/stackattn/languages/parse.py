@@ -1,7 +1,7 @@
 """The most probable derivation of a string, as a tree, its drawing and its bracket notation.
 
-The maximum runs over all derivations of the grammar as written, those with empty and unary rules included: the sums of
-the exact closure become maxima, and each maximum remembers the rules that reached it.
+The maximum is over all derivations of the grammar as written, including empty and unary rules: the sums of the exact
+closure become maxima, and each maximum stores the rules that attain it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Node:
 
 
 class Viterbi:
-    """What finding best parses needs to know about a grammar."""
+    """Tables of a grammar for finding best parses."""
 
     def __init__(self, grammar: PCFG) -> None:
         with localcontext() as context:
@@ -113,9 +113,9 @@ class Viterbi:
         self._best_steps(live)
 
     def _best_empty(self, nullable: set[int]) -> None:
-        """For each nullable symbol its best derivation of ε, the most probable symbols first (Knuth's algorithm).
+        """Find the best derivation of ε of each nullable symbol, most probable symbols first (Knuth's algorithm).
 
-        A rule is only taken up when all its symbols are settled, so that derivations cannot run in circles.
+        A rule is considered only when all its symbols are settled, which excludes cyclic derivations.
         """
         self.empty: dict[int, float] = {}
         self.empty_rule: dict[int, int] = {}
@@ -143,7 +143,7 @@ class Viterbi:
                     heapq.heappush(queue, (-total, user.lhs, r))
 
     def _best_chains(self, live: set[int]) -> None:
-        """Between each two symbols the best chain of steps that keep one symbol (Floyd and Warshall)."""
+        """Find the best chain of steps that keep one symbol between each two symbols (Floyd-Warshall)."""
         size = self.binary.num_symbols
         edge = np.full((size, size), -np.inf)
         self.edge_rule: dict[tuple[int, int], tuple[int, int]] = {}  # rule, and which of its symbols is kept

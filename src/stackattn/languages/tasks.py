@@ -1,9 +1,9 @@
 """The languages of the experiments, by name and by function.
 
-Each context-free task is a grammar built from its parameters; `c(μ) = μ / (μ + 1)` is the probability to go on in a
-process that goes on μ times on average. `variant="published"` gives the distribution behind the published experiments:
-there the root of a derivation never expands by an empty or unary rule, so that Dyck strings have at least two bracket
-groups and padded reversals at least one nested pair. Here that is said by a start symbol of its own.
+Each context-free task is a grammar built from its parameters; `c(μ) = μ / (μ + 1)` is the probability to continue a
+process that continues μ times on average. `variant="published"` gives the distribution of the published experiments, in
+which the root of a derivation never expands by an empty or unary rule: Dyck strings have at least two bracket groups
+and padded reversals at least one nested pair. A separate start symbol implements this.
 """
 
 import difflib
@@ -117,7 +117,7 @@ def hardest_cfl(
     return _grammar("hardest-cfl", rules, [*symbols, ",", ";", "$"], variant)
 
 
-# How `get_language` makes each language by its name.
+# The function that makes each language, by name.
 TASKS: dict[str, Callable[..., Language]] = {
     "marked-reversal": marked_reversal,
     "unmarked-reversal": unmarked_reversal,
@@ -129,15 +129,25 @@ TASKS: dict[str, Callable[..., Language]] = {
 
 
 def is_grammar_file(name: str) -> bool:
-    """Whether a language is meant to be read from a file, which may be missing."""
+    """Whether a name looks like the path of a grammar file, which need not exist."""
     path = Path(name)
     return name not in TASKS and (path.exists() or bool(path.suffix) or len(path.parts) > 1)
 
 
 def get_language(name: str, **parameters: Any) -> Language:
-    """A language by name, such as `get_language("dyck", k=3)`; `TASKS` lists the names.
+    """Return a language by name.
 
-    Parameters are those of the function of the same name; `variant="published"` is one of the five paper tasks'.
+    Args:
+        name: one of `TASKS`.
+        parameters: those of the function of the same name, such as `k` or, for the five tasks of the paper, `variant`.
+
+    Raises:
+        ValueError: if there is no such language or parameter; the message suggests a similar name.
+
+    Example::
+
+        >>> get_language("dyck", k=1).symbols
+        ('(', ')')
     """
     if name not in TASKS:
         close = difflib.get_close_matches(str(name), TASKS, n=1)
