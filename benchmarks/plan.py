@@ -27,7 +27,8 @@ from stackattn.files import write_json, write_text
 from stackattn.models import build_model
 from stackattn.paper.models import LANGUAGES, paper_config, paper_models
 from stackattn.paper.names import SLUGS
-from stackattn.training.run import TrainingRun, environment, peak_memory
+from stackattn.training.environment import environment, peak_memory
+from stackattn.training.run import TrainingRun
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

@@ -21,11 +21,8 @@ def upgrade_model_config(kind: str, values: dict[str, Any], format_version: int)
     """
     values = dict(values)
     if format_version < 2:
-        published = values.pop("published", False)
-        if kind == "LSTMLM":
-            values["stack_init"] = "uniform" if published else "xavier"
-        else:
-            values["push_activation"] = "published" if published else "sigmoid"
+        values.setdefault("published", False)
+        _upgrade_published(values, lstm=kind == "LSTMLM")
         if kind == "Seq2SeqTransformer" and "encoder_layers" in values:
             values["layers"] = values.pop("encoder_layers")
     return values
@@ -36,3 +33,34 @@ def upgrade_tensor_name(kind: str, name: str, format_version: int) -> str:
     if format_version < 2 and kind == "TransformerLM" and name.startswith("stack."):
         return f"trunk.{name.removeprefix('stack.')}"
     return name
+
+
+def upgrade_run_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Translate the configuration of a run, as stored in its config.json, to the current options.
+
+    Returns:
+        New values; unknown keys are kept, so that the validator can report them.
+    """
+    values = {key: dict(section) if isinstance(section, dict) else section for key, section in values.items()}
+    training, data, model = (
+        section if isinstance(section := values.get(key), dict) else {} for key in ("training", "data", "model")
+    )
+    if "published" in training:
+        training["plateau"] = "pytorch" if training.pop("published") else "paper"
+    if "published" in data:
+        data["count_bos"] = not data.pop("published")
+    for name in ("checksum", "digest"):
+        if name in data:
+            data["fingerprint"] = data.pop(name)
+    if "published" in model:
+        _upgrade_published(model, lstm=model.get("kind") == "lstm")
+    return values
+
+
+def _upgrade_published(model: dict[str, Any], lstm: bool) -> None:
+    """Replace the option `published` of a model by the option that it stood for."""
+    published = model.pop("published")
+    if lstm:
+        model["stack_init"] = "uniform" if published else "xavier"
+    else:
+        model["push_activation"] = "published" if published else "sigmoid"

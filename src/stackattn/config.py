@@ -254,7 +254,7 @@ class _Builder:
             raise
         except FieldError as error:
             self.fail(f"{prefix}{error.key}", f"{prefix}{error}")
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             self.fail(section, f"{section}: {error}" if section else str(error))
 
     def section(self, sections: dict[str, Any], value: Any, key: str) -> Any:

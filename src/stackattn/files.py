@@ -1,79 +1,71 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that appear complete or not at all, and locks for folders.
+
+A file is written under a temporary name, flushed to the disk and then renamed, so that a reader, or a process that was
+killed, never leaves half a file behind. Temporary names are unique and end in `.partial`. Files get the permissions
+that the umask allows. Errors name the path.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import logging
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # file systems without locks
+
+
+class FolderBusy(OSError):
+    """Another process is writing the folder."""
+
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make the file under another name, see it safely on the disk, and only then give it its name."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+    """Write a file so that it appears complete or not at all.
+
+    Args:
+        path: the file; its folder must exist.
+        write: called with a temporary path in the same folder, which it writes.
+
+    Raises:
+        OSError: the file cannot be written. The message names `path`; an existing file is unchanged.
+
+    Example:
+        >>> write_atomically(Path("a.txt"), lambda partial: partial.write_text("hello"))  # doctest: +SKIP
+    """
+    partial = _partial(path)
     try:
-        write(partial)
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _flush_folder(path.parent)
+        with _named(path):
+            mode = _create(partial)
+            write(partial)
+            partial.chmod(mode)  # safetensors replaces the file by one of mode 0600
+            _flush(partial)
+            os.replace(partial, path)
+            _flush(path.parent)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def check_new(folder: Path) -> None:
-    """Before anything slow is done: whether the folder can be made."""
-    if folder.exists():
-        raise FileExistsError(f"{folder}: already there; choose another folder, or remove it")
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder under another name, which gets its own one when all that belongs into it is there."""
-    check_new(folder)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of somebody who was killed
-    try:
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(folder)) from None
-    try:
-        yield partial
-        os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def remove_partial(folder: Path) -> None:
-    """Take away what `write_atomically` left behind when it was killed."""
-    for partial in folder.rglob(".*.partial"):
-        partial.unlink(missing_ok=True)
-
-
-def _flush_folder(folder: Path) -> None:
-    """The new name, too, survives a power cut; Windows has no such thing."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
-    def write(partial: Path) -> None:
-        partial.write_text(text, encoding="utf-8", newline="\n")
-
-    write_atomically(path, write)
+    """Write UTF-8 text with `write_atomically`."""
+    write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes with `write_atomically`."""
+
     def write(partial: Path) -> None:
         partial.write_bytes(content)
 
@@ -81,4 +73,202 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, values: Any) -> None:
+    """Write values as JSON with `write_atomically`."""
     write_text(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write tensors as a safetensors file with `write_atomically`; they are copied to the CPU if necessary."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+    def write(partial: Path) -> None:
+        try:
+            save_file(contiguous, partial)
+        except SafetensorError as error:
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number) if found else str(error), str(path)) from error
+
+    write_atomically(path, write)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file and flush it to the disk; its folder must exist."""
+    with _named(path), open(path, "a", encoding="utf-8", newline="\n") as file:
+        file.write(f"{line}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file's content in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_new(folder: Path) -> None:
+    """Raise FileExistsError if the folder exists; called before long work."""
+    if folder.exists():
+        raise FileExistsError(f"{folder}: already exists; choose another folder or remove it")
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder that appears complete or not at all.
+
+    The body of the `with` writes into the temporary folder that it gets. Two processes that create the same folder at
+    the same time never mix: one of them succeeds.
+
+    Raises:
+        FileExistsError: the folder exists already, or another process created it in the meantime.
+        FolderBusy: another process is creating it.
+
+    Example:
+        >>> with whole_folder(Path("corpus")) as partial:  # doctest: +SKIP
+        ...     write_text(partial / "train.txt", "a b c")
+    """
+    check_new(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        number = errno.ENOTDIR if error.errno == errno.EEXIST else error.errno
+        raise OSError(number, os.strerror(number or 0), str(folder)) from None
+    lock = FolderLock(folder.with_name(f".{folder.name}.lock"), folder, temporary=True)
+    lock.acquire()
+    partial = _partial(folder)
+    try:
+        for stale in folder.parent.glob(f".{_escape(folder.name)}.*.partial"):  # of a process that was killed
+            shutil.rmtree(stale, ignore_errors=True)
+        with _named(folder):
+            partial.mkdir()
+        yield partial
+        with _named(folder):
+            for path in [*partial.rglob("*"), partial]:
+                _flush(path)
+            _rename_new(partial, folder)
+            _flush(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        lock.release()
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove temporary files below a folder that a killed process left behind."""
+    for partial in folder.rglob(".*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+class FolderLock:
+    """A lock file that one process at a time can hold. The system releases it when the process ends.
+
+    Args:
+        path: the lock file; its folder must exist.
+        folder: the folder that the lock protects, for errors.
+        temporary: remove the lock file on release.
+    """
+
+    def __init__(self, path: Path, folder: Path, temporary: bool = False):
+        self.path, self.folder, self.temporary = path, folder, temporary
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock without waiting. Does nothing, with a warning, on file systems that have no locks.
+
+        Raises:
+            FolderBusy: another process holds the lock.
+        """
+        if fcntl is None:
+            return
+        while True:
+            with _named(self.path):
+                self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._close()
+                raise FolderBusy(f"{self.folder}: another process is writing this folder; wait until it ends") from None
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    self._close()
+                    raise OSError(error.errno, error.strerror, str(self.path)) from None
+                advice = "make sure that no other process writes this folder"
+                logging.getLogger(__name__).warning(f"{self.folder}: no locks here ({error.strerror}); {advice}")
+                return
+            if self.valid:  # else another process has just removed its temporary lock file
+                return
+            self._close()
+
+    @property
+    def held(self) -> bool:
+        return self._handle is not None
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lock file still exists: not if its folder was deleted or replaced."""
+        try:
+            return self._handle is not None and os.path.samestat(os.fstat(self._handle), os.stat(self.path))
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        if self.temporary and self.valid:
+            self.path.unlink(missing_ok=True)
+        self._close()
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = None
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
+def _escape(name: str) -> str:
+    """A name as a glob pattern."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _create(path: Path) -> int:
+    """Create a file and return its mode, which follows from the umask."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return os.fstat(handle).st_mode & 0o777
+    finally:
+        os.close(handle)
+
+
+def _flush(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk; Windows cannot do that for folders."""
+    if path.is_dir() and os.name != "posix":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _rename_new(partial: Path, folder: Path) -> None:
+    try:
+        os.rename(partial, folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise FileExistsError(f"{folder}: another process has created it in the meantime") from None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Makes OSErrors name `path` instead of a temporary file, or nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename and not str(error.filename).endswith(".partial")):
+            raise
+        if error.errno == errno.ENOENT and not path.parent.is_dir():
+            path = path.parent
+        raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error

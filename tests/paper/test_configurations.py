@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from stackattn.config import from_values
+from stackattn.models import TransformerArchitecture
 from stackattn.paper.configurations import configuration_names, find_configuration, load_configuration
 from stackattn.paper.experiments import TARGETS
 from stackattn.paper.models import MT_TYPES, PTB_TYPES, count_parameters, paper_models
 from stackattn.paper.names import LABELS, SLUGS
 from stackattn.text.vocabulary import Vocabulary
 from stackattn.training import cfl, lm, mt
-from stackattn.training.architectures import TransformerOptions
 
 COMMANDS = {"demo": "cfl", **{name: target.command for name, target in TARGETS.items() if target.trains}}
 LANGUAGES = [(task, SLUGS[label], count) for table, task, label, count in paper_models() if table == "Table 5"]
@@ -49,10 +49,12 @@ def test_figure_2(task, model, count):
     training = config.training
     assert (training.lr_factor, training.lr_patience, training.stop_patience) == (0.9, 5, 10)
     assert (training.clip, training.max_epochs, training.evaluate_every) == (5.0, 200, None)
-    assert training.published
-    assert config.model.published
-    if isinstance(config.model, TransformerOptions):
+    assert training.plateau == "pytorch"
+    if isinstance(config.model, TransformerArchitecture):
         assert config.model.dropout == 0.1
+        assert config.model.push_activation == "published"
+    else:
+        assert config.model.stack_init == "uniform"
     built = cfl.build_model(config, len(config.language.make().symbols))
     assert sum(x.numel() for x in built.parameters()) == count
 
@@ -70,7 +72,9 @@ def test_table_2(model, count, published):
     assert (training.learning_rates, training.evaluate_every, training.max_epochs) == ((1e-6, 1e-4), 20_000, 10_000)
     assert (training.lr_factor, training.lr_patience, training.stop_patience, training.clip) == (0.5, 2, 4, 5.0)
     assert (config.model.heads, config.model.dropout, config.model.init_range) == (8, 0.1, 0.01)
-    assert config.data.published == config.model.published == config.training.published == published
+    assert config.data.count_bos != published
+    assert config.model.push_activation == ("published" if published else "sigmoid")
+    assert config.training.plateau == ("pytorch" if published else "paper")
     if not published:  # the defaults are the paper's
         values = {"data": {"folder": "data/ptb"}, "model": {"layers": config.model.layers}}
         assert from_values(lm.LMConfig, values) == config
@@ -88,8 +92,8 @@ def test_table_3(tier, model, count):
     training = config.training
     assert (training.learning_rates, training.evaluate_every) == ((1e-5, 1e-3), 50_000)
     assert (training.lr_factor, training.lr_patience, training.stop_patience) == (0.5, 2, 4)
-    assert training.published
-    assert config.model.published
+    assert training.plateau == "pytorch"
+    assert config.model.push_activation == "published"
     assert config.model.init_range == 0.01
     assert (config.data.batch_tokens, config.data.label_smoothing) == (2048, 0.1)
 
@@ -97,7 +101,7 @@ def test_table_3(tier, model, count):
 @pytest.mark.parametrize("task", ["table-2/wikitext-2", "table-3/small"])
 def test_models_of_the_small_tasks_differ_only_in_their_layers(task):
     configs = [load(f"{task}/{model}") for model in ("tf", "tf-sup", "tf-nd")]
-    assert len({replace(x, model=replace(x.model, layers="")) for x in configs}) == 1
+    assert len({replace(x, model=replace(x.model, layers="1")) for x in configs}) == 1
     assert len({x.model.layers for x in configs}) == 3
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from stackattn.bounded_yaml import parse_yaml
 from stackattn.config import REQUIRED, ConfigKey, FieldError, describe, from_values, kinds, require, to_values
+from stackattn.models import LSTMArchitecture, TransformerArchitecture
 from stackattn.training import ConfigError, TrainingConfig, load_config
-from stackattn.training.architectures import LSTMOptions, TransformerOptions
 from stackattn.training.cfl import CFLConfig, LanguageOptions
 from stackattn.training.lm import LMConfig
 from stackattn.training.mt import MTConfig
@@ -31,14 +31,14 @@ def test_reads_all_that_is_there_and_fills_in_the_rest(tmp_path):
     assert config.language.name == "dyck"
     assert config.language.lengths == (10, 20)
     assert config.language.batch_size == 10
-    assert config.model == LSTMOptions(hidden_size=7)
+    assert config.model == LSTMArchitecture(hidden_size=7)
     assert config.training.clip == 0.1
     assert config.training.max_epochs == 200
     assert from_values(CFLConfig, to_values(config)) == config
 
 
 def test_a_transformer_unless_told_otherwise(tmp_path):
-    assert read(tmp_path, "language: {name: dyck}").model == TransformerOptions()
+    assert read(tmp_path, "language: {name: dyck}").model == TransformerArchitecture()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_overrides(tmp_path):
     assert config.language.parameters == {"variant": "published"}
     assert config.training.learning_rate == 0.001
     assert config.training.clip == 0.1
-    assert config.model == LSTMOptions(hidden_size=7, stack="superposition-3")
+    assert config.model == LSTMArchitecture(hidden_size=7, stack="superposition-3")
 
 
 @pytest.mark.parametrize(

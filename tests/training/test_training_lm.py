@@ -72,14 +72,14 @@ def test_perplexity_is_that_of_reading_token_by_token(layers, folder):
     assert nats[2, 2:].tolist() == [0] * 5  # behind EOS
 
 
-@pytest.mark.parametrize("published", [True, False])
-def test_batches(folder, published):
-    task = LMTask(LMDataOptions(str(folder), batch_tokens=8, published=published))
+@pytest.mark.parametrize("count_bos", [True, False])
+def test_batches(folder, count_bos):
+    task = LMTask(LMDataOptions(str(folder), batch_tokens=8, count_bos=count_bos))
     batches = task.epoch(torch.Generator().manual_seed(1))
     assert sorted(i for batch in batches for i in batch) == list(range(len(SENTENCES)))
     sizes = [(len(batch), max(len(SENTENCES[i]) for i in batch)) for batch in batches]
     # The lengths are 1 1 2 2 3 3 3 6; as the paper words it, BOS makes each one longer.
-    expected = [(4, 2), (2, 3), (1, 3), (1, 6)] if published else [(2, 1), (2, 2), (2, 3), (1, 3), (1, 6)]
+    expected = [(2, 1), (2, 2), (2, 3), (1, 3), (1, 6)] if count_bos else [(4, 2), (2, 3), (1, 3), (1, 6)]
     assert sorted(sizes) == sorted(expected)
     assert task.epoch(torch.Generator().manual_seed(1)) == batches
     assert sorted(task.share(batches[0], 0, 2) + task.share(batches[0], 1, 2)) == sorted(batches[0])
@@ -147,7 +147,7 @@ def test_a_run_does_not_go_on_with_another_corpus(folder, tmp_path):
     shutil.rmtree(folder)
     splits = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
     other = write_monolingual(folder, splits, count_vocabulary(SENTENCES, 1, "<unk>"), {})["fingerprint"]
-    with pytest.raises(RunError, match=rf"another configuration \(data\.checksum: .*, not '{other}'\)"):
+    with pytest.raises(RunError, match=rf"another configuration \(data\.fingerprint: .*, not '{other}'\)"):
         run_experiment(config(folder), tmp_path / "run", resume=True)
 
 
@@ -156,13 +156,13 @@ def test_a_run_knows_its_corpus(folder, tmp_path):
     run_experiment(made, tmp_path / "run")
     moved = folder.rename(tmp_path / "moved")
     own = evaluate_run(tmp_path / "run", data=moved)
-    assert own["corpus"] == made.data.checksum
+    assert own["corpus"] == made.data.fingerprint
     with pytest.raises(ValueError, match=r"data/report\.json: no such file"):
         evaluate_run(tmp_path / "run")
     others = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
     report = write_monolingual(folder, others, count_vocabulary(SENTENCES, 1, "<unk>"), {})
     message = (
-        f"data contains another corpus: expected the fingerprint {made.data.checksum}, found {report['fingerprint']}"
+        f"data contains another corpus: expected the fingerprint {made.data.fingerprint}, found {report['fingerprint']}"
     )
     with pytest.raises(ValueError, match=message):
         evaluate_run(tmp_path / "run")

@@ -150,7 +150,7 @@ def test_killed_it_goes_on_to_the_same_numbers(corpus, tmp_path):
 def test_a_run_knows_its_corpus(corpus, tmp_path):
     config = experiment(corpus, max_epochs=1)
     run_experiment(config, tmp_path / "run")
-    assert TrainingRun(tmp_path / "run").config()["data"]["digest"] == config.data.digest
+    assert TrainingRun(tmp_path / "run").config()["data"]["fingerprint"] == config.data.fingerprint
     moved = shutil.copytree(corpus, tmp_path / "moved")
     assert read_test_set(tmp_path / "run", folder=str(moved)) == BitextCorpus(corpus).read_split("test")
     shutil.rmtree(moved)
@@ -159,7 +159,7 @@ def test_a_run_knows_its_corpus(corpus, tmp_path):
     ]
     with pytest.raises(
         ValueError,
-        match=f"moved contains another corpus: expected the fingerprint {config.data.digest}, found {other}",
+        match=f"moved contains another corpus: expected the fingerprint {config.data.fingerprint}, found {other}",
     ):
         read_test_set(tmp_path / "run", folder=str(moved))
 

@@ -16,33 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import MODELS, outcome, processes, tiny, train_in_process
+from runs import MODELS, Killed, Stopper, outcome, processes, stop, tiny, train_in_process
 
 from stackattn.models import TransformerLM, TransformerLMConfig
 from stackattn.training import ConfigError, RunError, TrainingRun, loop, run_experiment
 from stackattn.training.cfl import CFLTask
-
-
-class Stopper:
-    """Does something after an evaluation."""
-
-    def __init__(self, at, action):
-        self.at, self.action = at, action
-
-    def on_batch(self, epoch, done, total, loss):
-        pass
-
-    def on_evaluation(self, values, best):
-        if values["evaluation"] == self.at:
-            self.action()
-
-
-class Killed(BaseException):
-    pass
-
-
-def stop():
-    raise Killed
 
 
 def lines(folder):
@@ -181,7 +159,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path, capsys):
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopped; --resume goes on from its checkpoint, if there is one\n"
+    assert errors == "stopped; pass --resume to continue from the last checkpoint\n"
     assert "epoch   1  loss" in printed
     assert 2 <= len(TrainingRun(tmp_path / "run").metrics()) < 20
     assert main([*command, str(tmp_path / "run"), "--resume"]) == 0
@@ -250,7 +228,9 @@ def test_refuses_to_overwrite(tmp_path):
     with pytest.raises(Killed):
         run_experiment(tiny(), tmp_path, callback=Stopper(1, stop))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match="there is a run already; go on with --resume or choose another folder"):
+    with pytest.raises(
+        RunError, match="already contains a run; pass --resume to continue it, or choose another folder"
+    ):
         run_experiment(tiny(), tmp_path)
     with pytest.raises(RunError, match=r"another configuration \(training\.clip: 5\.0, not 1\.0\)"):
         run_experiment(tiny(clip=1), tmp_path, resume=True)
@@ -320,7 +300,7 @@ def test_damaged_checkpoints(which, keep, tmp_path):
     path = unfinished(tmp_path)[which]
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    with pytest.raises(RunError, match=rf"{path}: the checkpoint cannot be read: .*; remove {tmp_path} to start"):
+    with pytest.raises(RunError, match=rf"{path}.*; the checkpoint cannot be read: remove {tmp_path} to start again"):
         run_experiment(tiny(), tmp_path, resume=True)
     assert lines(tmp_path) == 2
 
@@ -334,7 +314,7 @@ def test_results_without_a_checkpoint_are_not_overwritten(evaluations, tmp_path)
     if evaluations == 1:
         (tmp_path / "test.json").write_text("{}")
     before = (tmp_path / "metrics.jsonl").read_text()
-    with pytest.raises(RunError, match=r"its checkpoint \(last/\) was not kept, so it cannot go on"):
+    with pytest.raises(RunError, match=r"its checkpoint \(last/\) was not kept, so it cannot be resumed"):
         run_experiment(tiny(), tmp_path, resume=True)
     assert (tmp_path / "metrics.jsonl").read_text() == before
     if evaluations == 1:
@@ -347,11 +327,11 @@ def test_checkpoints_that_do_not_belong(tmp_path):
     _, state = unfinished(tmp_path)
     whole = state.read_text()
     state.write_text("{}")
-    with pytest.raises(RunError, match="cannot be read: missing learning_rate, metrics, plateau"):
+    with pytest.raises(RunError, match=r"state\.json: missing key 'plateau'; the checkpoint cannot be read"):
         run_experiment(tiny(), tmp_path, resume=True)
     state.write_text(whole)
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match=r"it belongs to 2 lines of metrics\.jsonl, which has 0"):
+    with pytest.raises(RunError, match=r"expected 2 complete lines in metrics\.jsonl, which has 0"):
         run_experiment(tiny(), tmp_path, resume=True)
 
 
@@ -375,7 +355,10 @@ def test_a_full_disk(step, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(RunError, match="cannot write: No space left on device; what was written before is whole"):
+    with pytest.raises(
+        RunError,
+        match=r"run.*: cannot write: No space left on device; files written before are complete, --resume continues",
+    ):
         run_experiment(tiny(), tmp_path / "run", callback=Stopper(2, lambda: monkeypatch.setattr(os, step, full)))
     monkeypatch.undo()
     run_experiment(tiny(), tmp_path / "run", resume=True)
@@ -466,7 +449,7 @@ def test_a_test_counts_for_its_own_model_only(tmp_path):
     assert run.test() is None
     run_experiment(tiny(), run.folder)
     assert run.test() is None
-    test = {"model": run.model_checksum(), "difference": 0.5}
+    test = {"model": run.model_checksum(), "lengths": []}
     (run.folder / "test.json").write_text(json.dumps(test))
     os.utime(run.folder / "test.json", (0, 0))
     assert run.test() == test

@@ -1,61 +1,125 @@
-"""The two counters, beside sequences counted by hand and PyTorch's scheduler."""
+"""The learning-rate schedule and early stopping, compared with sequences counted by hand and with an oracle."""
 
+import math
 import random
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from stackattn.training import EarlyStopping, Plateau
+from stackattn.training import EarlyStopping, TrainingConfig, plateau_scheduler
 
 #         0  1  2  3  4  5  6  7  8  9 10 11 12
 SCORES = [5, 4, 4, 5, 4, 3, 3, 3, 3, 3, 3, 3, 2]
 
 
-def test_plateau_as_the_paper_words_it():
-    """Patience 3: after three evaluations without improvement; then the count begins again."""
-    plateau = Plateau(0.5, patience=3)
-    assert [plateau.update(score) for score in SCORES] == [1, 1, 1, 1, 0.5, 1, 1, 1, 0.5, 1, 1, 0.5, 1]
-    assert (plateau.best, plateau.bad) == (2, 0)
+@dataclass
+class Plateau:
+    """The two countings in plain Python: the oracle."""
+
+    factor: float
+    patience: int
+    published: bool = False
+    best: float = math.inf
+    bad: int = 0
+
+    def update(self, score):
+        if score < self.best * (1 - 1e-4 * self.published):
+            self.best, self.bad = score, 0
+        else:
+            self.bad += 1
+        if self.bad >= self.patience + self.published:
+            self.bad = 0
+            return self.factor
+        return 1.0
 
 
-def test_plateau_as_the_published_code_counts():
+def make(factor, patience, counting, rate=1.0):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    return optimizer, plateau_scheduler(optimizer, factor, patience, counting)
+
+
+def factors(scores, patience, counting):
+    """The factor applied to the learning rate after each score, and the scheduler."""
+    optimizer, scheduler = make(0.5, patience, counting)
+    found = []
+    for score in scores:
+        before = optimizer.param_groups[0]["lr"]
+        scheduler.step(score)
+        found.append(optimizer.param_groups[0]["lr"] / before)
+    return found, scheduler
+
+
+def test_plateau_as_in_the_paper():
+    """Patience 3: after three evaluations without improvement; then the count starts again."""
+    found, scheduler = factors(SCORES, 3, "paper")
+    assert found == [1, 1, 1, 1, 0.5, 1, 1, 1, 0.5, 1, 1, 0.5, 1]
+    assert (scheduler.best, scheduler.num_bad_epochs) == (2, 0)
+
+
+def test_plateau_as_in_pytorch():
     """One evaluation later."""
-    plateau = Plateau(0.5, patience=3, published=True)
-    assert [plateau.update(score) for score in SCORES] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 0.5, 1, 1, 1]
+    assert factors(SCORES, 3, "pytorch")[0] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 0.5, 1, 1, 1]
 
 
-def test_small_gains_count_as_the_paper_words_it_and_not_as_published():
-    scores = [1.0, 0.99995, 0.9999, 0.99985]  # each is better, but not by 1e-4 of the best one until the last
-    plateau = Plateau(0.5, patience=1)
-    assert [plateau.update(score) for score in scores] == [1, 1, 1, 1]
-    published = Plateau(0.5, patience=1, published=True)
-    assert [published.update(score) for score in scores] == [1, 1, 0.5, 1]
-    assert published.best == 0.99985
+def test_small_gains_count_in_the_paper_and_not_in_pytorch():
+    scores = [1.0, 0.99995, 0.9999, 0.99985]  # only the last one is better than the first by more than 1e-4
+    assert factors(scores, 1, "paper")[0] == [1, 1, 1, 1]
+    found, scheduler = factors(scores, 1, "pytorch")
+    assert found == [1, 1, 0.5, 1]
+    assert scheduler.best == 0.99985
 
 
-@pytest.mark.parametrize("patience", [2, 5])
-def test_published_is_what_torch_does(patience):
-    for seed in range(40):
+@pytest.mark.parametrize("counting", ["paper", "pytorch"])
+@pytest.mark.parametrize("patience", [1, 2, 5])
+def test_equal_to_the_oracle_with_and_without_resuming(patience, counting):
+    """Bit for bit, also for tiny learning rates, nan and a scheduler restored from `best` and `num_bad_epochs`."""
+    for seed in range(60):
         generator = random.Random(seed)
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.SGD([parameter], lr=1.0)
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, "min", factor=0.9, patience=patience, threshold=1e-4, threshold_mode="rel"
-        )
-        plateau, rate, score = Plateau(0.9, patience, published=True), 1.0, 2.0
-        changes = 0
+        rate, score, changes = generator.choice([1.0, 3e-4, 1e-9]), 2.0, 0
+        optimizer, scheduler = make(0.9, patience, counting, rate)
+        oracle = Plateau(0.9, patience, published=counting == "pytorch")
         for _ in range(100):
             score *= 1 + generator.choice([-1e-2, -1.5e-4, -1e-4, -5e-5, 0, 5e-5, 1e-3])
-            scheduler.step(score)
-            factor = plateau.update(score)
+            seen = generator.choice([score] * 20 + [math.nan, math.inf])
+            scheduler.step(seen)
+            factor = oracle.update(seen)
             rate *= factor
             changes += factor != 1
             assert optimizer.param_groups[0]["lr"] == rate
+            assert (scheduler.best, scheduler.num_bad_epochs) == (oracle.best, oracle.bad)
+            if generator.random() < 0.1:  # resumed
+                best, bad = scheduler.best, scheduler.num_bad_epochs
+                optimizer, scheduler = make(0.9, patience, counting, rate)
+                scheduler.best, scheduler.num_bad_epochs = best, bad
         assert changes > 0
 
 
+@pytest.mark.parametrize("patience", [2, 5])
+def test_pytorch_is_what_torch_does_by_default(patience):
+    for seed in range(40):
+        generator = random.Random(seed)
+        ours, scheduler = make(0.9, patience, "pytorch")
+        theirs = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        expected = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, "min", factor=0.9, patience=patience)
+        score = 2.0
+        for _ in range(100):
+            score *= 1 + generator.choice([-1e-2, -1.5e-4, -1e-4, -5e-5, 0, 5e-5, 1e-3])
+            scheduler.step(score)
+            expected.step(score)
+            assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"]
+        assert ours.param_groups[0]["lr"] < 1
+
+
+def test_a_factor_that_lowers_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"lr_factor: expected a number between 0 and 1, got 1\.0"):
+        TrainingConfig(lr_factor=1.0)
+    with pytest.raises(ValueError, match="plateau: expected one of paper, pytorch, got 'published'"):
+        TrainingConfig(plateau="published")
+
+
 def test_early_stopping():
-    """The third evaluation in a row that is not strictly better ends it; any gain at all begins the count again."""
+    """The third evaluation in a row that is not strictly better ends training; any gain restarts the count."""
     stopping = EarlyStopping(patience=3)
     seen = []
     for score in [5, 4, 4, 4.5, 3.9999999, 4, 3.9999999, 5]:
@@ -66,6 +130,7 @@ def test_early_stopping():
 
 
 def test_nan_is_no_improvement():
-    plateau, stopping = Plateau(0.5, 1), EarlyStopping(1)
-    assert (plateau.update(float("nan")), stopping.update(float("nan")), stopping.done) == (0.5, False, True)
-    assert stopping.best == float("inf")
+    stopping = EarlyStopping(1)
+    assert factors([math.nan], 1, "paper")[0] == [0.5]
+    assert (stopping.update(math.nan), stopping.done) == (False, True)
+    assert stopping.best == math.inf

@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 from ..languages import Language
+from ..models import LSTMArchitecture
 from ..models.saving import load
 from ..nn.kinds import STACK_KINDS
 from ..nn.specs import StackSpec, parse_layers
-from ..training.architectures import LSTMOptions
 from ..training.cfl import CFLConfig, evaluate_by_length
 from ..training.experiment import config_of, model_folder
 from ..training.run import RunError, TrainingRun
@@ -83,12 +83,12 @@ class RunFolder:
     @property
     def layers(self) -> str:
         options = self.config.model
-        return (options.stack or "") if isinstance(options, LSTMOptions) else str(options.layers)
+        return (options.stack or "") if isinstance(options, LSTMArchitecture) else str(options.layers)
 
     @property
     def label(self) -> str:
         """The paper's name of the model: Tf, Tf+Sup, Tf+Nd, LSTM, ..."""
-        base = "LSTM" if isinstance(self.config.model, LSTMOptions) else "Tf"
+        base = "LSTM" if isinstance(self.config.model, LSTMArchitecture) else "Tf"
         specs = parse_layers(self.layers) if self.layers else []
         kinds = {spec.kind for spec in specs if isinstance(spec, StackSpec)}
         return "+".join([base, *(kind.abbreviation for name, kind in STACK_KINDS.items() if name in kinds)])

@@ -109,7 +109,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     print(f"cross-entropy {found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}")
     if args.split == "test":
         path = Path(args.run) / "test.json"
-        if found["corpus"] == config_of(LMConfig, args.run).data.checksum:
+        if found["corpus"] == config_of(LMConfig, args.run).data.fingerprint:
             write_json(path, found)
             print(f"written to {path}")
         else:

@@ -18,7 +18,6 @@ PUBLISHED = {
     "stack_init": "uniform",
     "plateau": "pytorch",
     "count_bos": False,
-    "published": True,
 }
 """Values of the published code by the last part of the key, such as `plateau` for `training.plateau`."""
 

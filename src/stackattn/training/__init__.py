@@ -2,18 +2,19 @@
 
 from ..config import ConfigError, load_config
 from .experiment import run_experiment
-from .loop import TrainingConfig, train
+from .loop import train
+from .options import TrainingConfig
 from .run import RunError, TrainingRun
-from .schedule import EarlyStopping, Plateau
+from .schedule import EarlyStopping, plateau_scheduler
 
 __all__ = [
     "ConfigError",
     "EarlyStopping",
-    "Plateau",
     "RunError",
     "TrainingConfig",
     "TrainingRun",
     "load_config",
+    "plateau_scheduler",
     "run_experiment",
     "train",
 ]

@@ -17,11 +17,11 @@ from torch.nn.functional import cross_entropy
 from ..config import FieldError, kinds, require
 from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, is_grammar_file, training_sets
 from ..lines import read_text
-from ..models import LSTMLM, TransformerLM
+from ..models import LSTMLM, LSTMArchitecture, TransformerArchitecture, TransformerLM
+from ..models import build_model as build
 from ..models.saving import load, save
-from .architectures import LSTMOptions, ModelOptions, TransformerOptions, build_language_model
 from .experiment import config_of, in_section, model_folder, perplexity
-from .loop import TrainingConfig
+from .options import TrainingConfig
 from .processes import find_device
 from .run import TrainingRun
 
@@ -68,8 +68,9 @@ class CFLConfig:
     """A model, a language and how to train the one on the other."""
 
     language: LanguageOptions
-    model: ModelOptions = field(
-        default_factory=TransformerOptions, metadata=kinds(transformer=TransformerOptions, lstm=LSTMOptions)
+    model: TransformerArchitecture | LSTMArchitecture = field(
+        default_factory=TransformerArchitecture,
+        metadata=kinds(transformer=TransformerArchitecture, lstm=LSTMArchitecture),
     )
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
@@ -82,15 +83,18 @@ class CFLConfig:
 
 
 def build_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
-    """Token ids: the symbols, then BOS in inputs and EOS in outputs, both with the same number."""
-    size = alphabet_size + 1
-    return build_language_model(config.model, size, size, config.training.init_seed)
+    """Return the untrained model of a configuration.
+
+    Token ids are the symbols, followed by BOS in inputs and EOS in outputs, which have the same number.
+    """
+    torch.manual_seed(config.training.init_seed)
+    return build(config.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
 
 class CFLTask:
     def __init__(self, config: CFLConfig):
         self.options = config.language
-        self.published = config.training.published
+        self.scored_by_perplexity = config.training.plateau == "pytorch"
         self.language = config.language.make()
         sizes = (
             self.options.lengths,
@@ -126,7 +130,7 @@ class CFLTask:
         symbols = sum(x.numel() + len(x) for x in self._validation.values())
         found = total / symbols
         return {
-            "score": perplexity(found) if self.published else found,
+            "score": perplexity(found) if self.scored_by_perplexity else found,
             "cross_entropy": found,
             "cross_entropy_difference": found - self.lower_bound,
         }

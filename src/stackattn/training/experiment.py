@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 
 from ..config import ConfigError, from_values
-from .loop import Task, TrainingCallback, TrainingConfig, train
+from .loop import Task, TrainingCallback, train
+from .options import TrainingConfig
 from .processes import Processes
 from .run import RunError, TrainingRun
 

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..config import kinds, require
-from ..models import TransformerLM
+from ..models import TransformerArchitecture, TransformerLM
 from ..models.saving import load, save
 from ..text.batching import pad, token_batches
 from ..text.corpus import REPORT
 from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.vocabulary import Vocabulary
-from .architectures import TransformerOptions, build_language_model
 from .experiment import config_of, in_section, model_folder, perplexity
-from .loop import TrainingConfig
+from .options import TrainingConfig
 from .processes import find_device
 from .run import TrainingRun
 
@@ -40,9 +39,9 @@ class LMDataOptions:
     """Largest size of a batch in tokens: number of sentences times length of the longest one."""
     batch_tokens_range: tuple[int, int] = (128, 512)
     """Range from which each random restart draws `batch_tokens`."""
-    published: bool = False
-    """As the published code does: BOS does not count as a token of a batch."""
-    checksum: str | None = None
+    count_bos: bool = True
+    """Whether BOS counts as a token of a batch."""
+    fingerprint: str | None = None
     """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
 
     def __post_init__(self) -> None:
@@ -50,24 +49,25 @@ class LMDataOptions:
         low, high = self.batch_tokens_range
         require(1 <= low <= high, "batch_tokens_range", "two numbers of at least 1, the smaller first", [low, high])
         # Without the corpus one can still look at what was trained on it.
-        if self.checksum is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "checksum", MonolingualCorpus(self.folder).fingerprint)
+        if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
+            object.__setattr__(self, "fingerprint", MonolingualCorpus(self.folder).fingerprint)
 
 
-@dataclass(frozen=True)
-class LMOptions(TransformerOptions):
-    """The paper's sizes for the Penn Treebank."""
+@dataclass(frozen=True, kw_only=True)
+class LMArchitecture(TransformerArchitecture):
+    """A transformer with the paper's sizes for the Penn Treebank as defaults."""
 
     d_model: int = 256
     heads: int = 8
     hidden_size: int | None = None
-    """Size of the hidden layer of feed-forward networks; default: 4 * d_model."""
-    tied: bool = True
+    """Size of the hidden layer of the feed-forward networks; by default 4 times `d_model`."""
     init_range: float = 0.01
+    tied: bool = True
 
     def __post_init__(self) -> None:
         if self.hidden_size is None:
             object.__setattr__(self, "hidden_size", 4 * self.d_model)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LMConfig:
     """A model, a corpus and how to train the one on the other."""
 
     data: LMDataOptions
-    model: LMOptions = field(default_factory=LMOptions, metadata=kinds(transformer=LMOptions))
+    model: LMArchitecture = field(default_factory=LMArchitecture, metadata=kinds(transformer=LMArchitecture))
     training: LMTraining = field(default_factory=LMTraining)
 
     def make(self) -> tuple[LMTask, TransformerLM]:
@@ -102,21 +102,21 @@ class LMConfig:
 
 
 def build_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
-    model = build_language_model(config.model, vocabulary.input_size, vocabulary.output_size, config.training.init_seed)
-    assert isinstance(model, TransformerLM)
-    return model
+    """Return the untrained model of a configuration."""
+    torch.manual_seed(config.training.init_seed)
+    return TransformerLM(config.model.for_vocabulary(vocabulary.input_size, vocabulary.output_size))
 
 
 class LMTask:
     def __init__(self, options: LMDataOptions):
         self.options = options
         corpus = MonolingualCorpus(options.folder)
-        corpus.check_fingerprint(options.checksum)
+        corpus.check_fingerprint(options.fingerprint)
         self.vocabulary = corpus.tokenizer()
         self.training = corpus.encode_split("train", self.vocabulary)
         self.validation = corpus.encode_split("validation", self.vocabulary)
         self._lengths = [len(sentence) for sentence in self.training]
-        self._costs = [length + (not options.published) for length in self._lengths]
+        self._costs = [length + options.count_bos for length in self._lengths]
 
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
         """Batches of the numbers of sentences."""
@@ -200,7 +200,7 @@ def evaluate_run(
     options = config_of(LMConfig, folder).data
     corpus = MonolingualCorpus(data or options.folder)
     if data is None:
-        corpus.check_fingerprint(options.checksum)
+        corpus.check_fingerprint(options.fingerprint)
     model, vocabulary = load_language_model(folder, device)
     found = evaluate_sentences(model, corpus.encode_split(split, vocabulary), vocabulary)
     return {

@@ -7,60 +7,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..config import require
-from .processes import PRECISIONS, Processes, autocast
-from .run import RunError, TrainingRun, peak_memory
-from .schedule import EarlyStopping, Plateau
+from .environment import peak_memory
+from .options import TrainingConfig
+from .processes import Processes, autocast
+from .run import RunError, TrainingRun
+from .schedule import EarlyStopping, plateau_scheduler
 
 CHECKPOINT_SECONDS = 300.0  # where evaluations are rare, no more than this is lost by a run that is killed
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """How a model is trained. The defaults are the paper's for context-free languages."""
-
-    learning_rate: float = 0.001
-    """Initial learning rate of Adam."""
-    learning_rates: tuple[float, float] = (5e-4, 1e-2)
-    """Range from which each random restart draws its learning rate, log-uniformly."""
-    max_epochs: int = 200
-    """Largest number of epochs."""
-    clip: float = 5.0
-    """Largest L2 norm of the gradient of all parameters; larger gradients are scaled down."""
-    lr_factor: float = 0.9
-    """Factor by which the learning rate is multiplied when the validation score stops improving."""
-    lr_patience: int = 5
-    """Evaluations without improvement before the learning rate is lowered."""
-    stop_patience: int = 10
-    """Evaluations without improvement before training stops."""
-    evaluate_every: int | None = None
-    """Examples between two evaluations; there is also one at the end. Default: one at the end of each epoch."""
-    published: bool = False
-    """Count patience as the published code does, see `Plateau`."""
-    init_seed: int = 0
-    """Seed for the initial parameters."""
-    shuffle_seed: int = 0
-    """Seed for the order of the batches and for dropout."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """`bfloat16`: matrix products are computed in bfloat16 (autocast); parameters stay in float32."""
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "clip", "lr_factor"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, name, "a positive number", value)
-        for name in ("max_epochs", "lr_patience", "stop_patience"):
-            value = getattr(self, name)
-            require(value >= 1, name, "at least 1", value)
-        every = self.evaluate_every
-        require(every is None or every >= 1, "evaluate_every", "at least 1 or null", every)
-        require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
-        low, high = self.learning_rates
-        require(0 < low <= high < math.inf, "learning_rates", "two positive numbers, the smaller first", [low, high])
 
 
 class Task(Protocol):
@@ -154,7 +112,7 @@ class _Training:
         self.callback = callback if processes.first else None
         self.parallel = processes.wrap(model)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-        self.plateau = Plateau(config.lr_factor, config.lr_patience, config.published)
+        self.plateau = plateau_scheduler(self.optimizer, config.lr_factor, config.lr_patience, config.plateau)
         self.stopping = EarlyStopping(config.stop_patience)
         self.progress = Progress()
 
@@ -162,7 +120,8 @@ class _Training:
         rank = self.processes.rank
         torch.manual_seed((self.config.shuffle_seed + rank * 1_000_000_007) % 2**63)  # dropout differs by process
         if state is not None:
-            self.plateau, self.stopping = Plateau(**state["plateau"]), EarlyStopping(**state["stopping"])
+            self.plateau.best, self.plateau.num_bad_epochs = state["plateau"]["best"], state["plateau"]["bad"]
+            self.stopping.best, self.stopping.bad = state["stopping"]["best"], state["stopping"]["bad"]
             self.progress = Progress(**state["progress"])
             self.run.load_checkpoint(self.model, self.optimizer, state, rank)
             self.rate = state["learning_rate"]
@@ -256,7 +215,7 @@ class _Training:
                 figures = self.task.evaluate(self.model)
         figures = self.processes.from_first(figures)
         rate, old, every = self.rate, self.progress, self.config.evaluate_every
-        self.rate = rate * self.plateau.update(figures["score"])
+        self.plateau.step(figures["score"])
         best = self.stopping.update(figures["score"])
         values = {
             "evaluation": old.evaluations + 1,
@@ -291,8 +250,8 @@ class _Training:
         self._advance(seconds=time.monotonic() - self.began)
         after = replace(self.progress, epoch=self.progress.epoch + 1, batch=0) if epoch_ends else self.progress
         state = {
-            "plateau": asdict(self.plateau),
-            "stopping": asdict(self.stopping),
+            "plateau": {"best": self.plateau.best, "bad": self.plateau.num_bad_epochs},
+            "stopping": {"best": self.stopping.best, "bad": self.stopping.bad},
             "progress": asdict(after),
             "learning_rate": self.rate,
             "metrics": self.progress.evaluations,

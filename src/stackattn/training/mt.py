@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..config import require
-from ..models import Seq2SeqConfig, Seq2SeqTransformer
+from ..models import Seq2SeqArchitecture, Seq2SeqTransformer
 from ..models.saving import save
 from ..text.batching import pad, token_batches
 from ..text.bitext_corpus import BitextCorpus
 from ..text.corpus import REPORT
 from ..text.pieces import PieceTokenizer
 from .experiment import config_of, in_section, perplexity
-from .loop import TrainingConfig
+from .options import TrainingConfig
 
 IGNORED = -100  # a target that costs nothing: behind the end
 
@@ -30,7 +30,7 @@ class MTDataOptions:
 
     folder: str
     """Folder of the corpus, made by `stackattn mt prepare`."""
-    digest: str | None = None
+    fingerprint: str | None = None
     """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
     batch_tokens: int = 2048
     """Largest number of tokens on either side of a batch, including padding, BOS and EOS."""
@@ -42,30 +42,8 @@ class MTDataOptions:
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "label_smoothing", "at least 0 and less than 1", smoothing)
         # Without the corpus one can still look at what was trained on it.
-        if self.digest is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "digest", BitextCorpus(self.folder).fingerprint)
-
-
-@dataclass(frozen=True)
-class TranslatorOptions:
-    """The sizes that do not follow from the corpus."""
-
-    layers: str = "5"
-    """Layers of the encoder, and of the decoder unless `decoder_layers` is given."""
-    decoder_layers: str | None = None
-    """Layers of the decoder; default: those of the encoder."""
-    d_model: int = 160
-    """Size of the vectors between layers."""
-    heads: int = 8
-    """Number of heads of softmax attention."""
-    hidden_size: int | None = None
-    """Size of the hidden layer of feed-forward networks; default: 4 * d_model."""
-    dropout: float = 0.1
-    """Dropout rate."""
-    init_range: float = 0.01
-    """Parameters are initialised uniformly in [-init_range, init_range]."""
-    published: bool = False
-    """As the published code does, not as the paper says: pushed vectors without a sigmoid."""
+        if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
+            object.__setattr__(self, "fingerprint", BitextCorpus(self.folder).fingerprint)
 
 
 @dataclass(frozen=True)
@@ -86,7 +64,7 @@ class MTConfig:
     """A corpus, a model and how to train the one on the other."""
 
     data: MTDataOptions
-    model: TranslatorOptions = field(default_factory=TranslatorOptions)
+    model: Seq2SeqArchitecture = field(default_factory=Seq2SeqArchitecture)
     training: MTTraining = field(default_factory=MTTraining)
 
     def make(self) -> tuple[MTTask, Seq2SeqTransformer]:
@@ -99,22 +77,9 @@ class MTConfig:
 
 
 def build_model(config: MTConfig, tokenizer: PieceTokenizer) -> Seq2SeqTransformer:
-    options = config.model
+    """Return the untrained model of a configuration."""
     torch.manual_seed(config.training.init_seed)
-    return Seq2SeqTransformer(
-        Seq2SeqConfig(
-            input_size=tokenizer.input_size,
-            output_size=tokenizer.output_size,
-            layers=options.layers,
-            decoder_layers=options.decoder_layers,
-            d_model=options.d_model,
-            heads=options.heads,
-            hidden_size=options.hidden_size,
-            dropout=options.dropout,
-            init_range=options.init_range,
-            push_activation="published" if options.published else "sigmoid",
-        )
-    )
+    return Seq2SeqTransformer(config.model.for_vocabulary(tokenizer.input_size, tokenizer.output_size))
 
 
 class Pairs:
@@ -152,7 +117,7 @@ class Pairs:
 class MTTask:
     def __init__(self, options: MTDataOptions):
         corpus = BitextCorpus(options.folder)
-        corpus.check_fingerprint(options.digest)
+        corpus.check_fingerprint(options.fingerprint)
         self.options = options
         self.tokenizer = corpus.tokenizer()
         self.training = Pairs(self.tokenizer, *corpus.read_split("train"))
@@ -184,5 +149,5 @@ def read_test_set(run: str | Path, split: str = "test", folder: str | None = Non
     """Sources and references of the corpus that a run was trained on; `folder` says where it is, if it has moved."""
     options = config_of(MTConfig, run).data
     corpus = BitextCorpus(folder or options.folder)
-    corpus.check_fingerprint(options.digest)
+    corpus.check_fingerprint(options.fingerprint)
     return corpus.read_split(split)

@@ -21,8 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .run import RunError
 
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
-
 
 def find_device(name: str) -> torch.device:
     try:
@@ -125,5 +123,5 @@ class Processes:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    dtype = PRECISIONS[precision]
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+    """Return the context in which a model computes in this precision, see `TrainingConfig.precision`."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

@@ -1,26 +1,23 @@
-"""A run is a folder: what was asked for, on what machine, what came out, and enough to go on after being killed.
+"""A run: the folder of one training.
 
-    config.json        the configuration
+    config.json        the configuration, with all defaults
     environment.json   versions, threads, hardware
     metrics.jsonl      one line for each evaluation
-    last/              the checkpoint to go on from (model, optimiser, counters)
+    last/              the last checkpoint, from which the run can be resumed
     best/              the model with the best validation score
     result.json        written at the end: a run that has it is finished
-    tensorboard/       the same figures for TensorBoard, on request
+    test.json          figures of the best model on test data, if it was tested
+    tensorboard/       the metrics for TensorBoard, on request
+    lock               held by the process that trains
 
-Each file appears whole or not at all. `last/state.json` says how many lines of metrics.jsonl belong to it; what was
-written after it is cut off when the run goes on.
+Each file appears complete or not at all. `last/state.json` says how many lines of metrics.jsonl belong to the
+checkpoint; later lines are removed when the run is resumed.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import logging
 import math
-import os
-import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,69 +25,93 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ..compatibility import upgrade_run_config
 from ..config import from_values, to_values
-from ..files import remove_partial, write_atomically, write_json, write_text
+from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, write_json, write_text
+from . import checkpoint
+from .environment import environment
+from .run_files import (
+    CONFIG,
+    METRICS,
+    RESULT,
+    STATE,
+    TEST,
+    RunBusy,
+    RunError,
+    complete_lines,
+    damaged,
+    read_metrics,
+    read_object,
+    read_result,
+    read_state,
+    read_test,
+)
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # what file servers answer that have none
-STATE = {"plateau", "stopping", "progress", "learning_rate", "metrics", "tensors"}
-
-
-class RunError(RuntimeError):
-    """A run that cannot start, go on or be read; the message has the folder and what to do."""
-
-
-class RunBusy(RunError):
-    """Another process is working on the run."""
+__all__ = ["RunBusy", "RunError", "TrainingRun"]
 
 
 class TrainingRun:
+    """Reads and writes the folder of one training.
+
+    Args:
+        folder: the folder; it does not have to exist.
+        tensorboard: also write the metrics for TensorBoard.
+
+    All methods raise `RunError` if a file of the run is damaged.
+
+    Example:
+        >>> TrainingRun("runs/dyck").metrics()[-1]["score"]  # doctest: +SKIP
+    """
+
     def __init__(self, folder: str | Path, tensorboard: bool = False):
         self.folder = Path(folder)
         self._tensorboard = tensorboard
         self._scalars: Any = None
-        self._lock: int | None = None
+        self._lock = FolderLock(self.folder / "lock", self.folder)
+        self._started = False
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "result.json").exists()
+        """Whether training has ended; such a run cannot be resumed."""
+        return (self.folder / RESULT).exists()
 
     @property
     def begun(self) -> bool:
-        return (self.folder / "config.json").exists()
+        """Whether the folder contains a run."""
+        return (self.folder / CONFIG).exists()
 
     def check(self, config: Any, resume: bool) -> None:
-        """Whether this configuration may run here, before anything slow is done."""
+        """Raise RunError unless a run with this configuration can be started or resumed here."""
         if self.finished:
             raise RunError(f"{self.folder}: this run is finished; choose another folder")
         if not self.begun:
             return
         if not resume:
-            raise RunError(f"{self.folder}: there is a run already; go on with --resume or choose another folder")
-        if there := self.differs(config):
-            raise RunError(f"{self.folder}: the run there has another configuration ({there}); choose another folder")
-        # One evaluation may have been all before the first checkpoint: such a run is begun again.
-        if self.state() is None and (len(self.metrics()) > 1 or (self.folder / "test.json").exists()):
-            missing = "its checkpoint (last/) was not kept, so it cannot go on"
-            raise RunError(f"{self.folder}: {missing}; its results can be shown; to train it, choose another folder")
+            raise RunError(
+                f"{self.folder} already contains a run; pass --resume to continue it, or choose another folder"
+            )
+        if difference := self.differs(config):
+            raise RunError(
+                f"{self.folder} contains a run with another configuration ({difference}); choose another folder"
+            )
+        # A run that was killed before its first checkpoint has at most one evaluation, and is started again.
+        if self.state() is None and (len(self.metrics()) > 1 or (self.folder / TEST).exists()):
+            reason = "its checkpoint (last/) was not kept, so it cannot be resumed"
+            raise RunError(f"{self.folder}: {reason}; its results can be shown; to train it, choose another folder")
 
     def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
-        """Make or enter the folder. Returns the state to go on from (see `state`)."""
+        """Create or lock the folder. Returns the state of the last checkpoint, or None at the beginning."""
         self.check(config, resume)
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             remove_partial(self.folder)
             if not self.begun:
-                write_json(self.folder / "config.json", to_values(config))
+                write_json(self.folder / CONFIG, to_values(config))
             write_json(self.folder / "environment.json", environment())
+            self._started = True
             state = self.state()
             lines = state["metrics"] if state else 0
             self._cut_metrics(lines)
@@ -99,39 +120,43 @@ class TrainingRun:
         return state
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Release the folder."""
         if self._scalars is not None:
             self._scalars.close()
-        if self._lock is not None:
-            os.close(self._lock)
-        self._scalars = self._lock = None
+        self._scalars, self._started = None, False
+        self._lock.release()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns what a full disk or a folder without permission raises into a RunError."""
+        """Turn an OSError, such as that of a full disk, into a RunError; refuse to write into a deleted folder."""
+        present = self._lock.valid if self._lock.held else self.begun
+        if self._started and not present:
+            raise RunError(f"{self.folder}: the folder was deleted or replaced during training; training has stopped")
         try:
             yield
         except (OSError, SafetensorError) as error:
+            path = getattr(error, "filename", None) or self.folder
             reason = getattr(error, "strerror", None) or error
-            kept = (self.folder / "last/state.json").exists()
-            whole = "; what was written before is whole, --resume goes on from it" if kept else ""
-            raise RunError(f"{self.folder}: cannot write: {reason}{whole}") from error
+            kept = "; files written before are complete, --resume continues from the last checkpoint"
+            raise RunError(f"{path}: cannot write: {reason}{kept if (self.folder / STATE).exists() else ''}") from error
 
     def differs(self, config: Any) -> str | None:
-        """The first key of this configuration, a dataclass, that is another one there, and how."""
-        there = from_values(type(config), self.config(), source=str(self.folder / "config.json"))  # with new keys too
-        return _different(to_values(there), to_values(config))
+        """The first key in which a configuration differs from that of the run, with both values."""
+        stored = from_values(type(config), self.config(), source=str(self.folder / CONFIG))  # adds new keys
+        return _difference(to_values(stored), to_values(config))
 
     def config(self) -> dict[str, Any]:
-        return self._read("config.json")
+        """The configuration as nested dictionaries; that of an old run is translated to the current options."""
+        return upgrade_run_config(read_object(self.folder / CONFIG))
 
     def result(self) -> dict[str, Any]:
-        return self._read("result.json")
+        """How training ended: `stopped` (the reason), `evaluations`, `best` (an evaluation) and `seconds`."""
+        return read_result(self.folder / RESULT)
 
     def model_checksum(self) -> str | None:
-        """Of the best model, if it is there. A test has it, so that one of an earlier model counts for nothing."""
+        """Checksum of the best model, or None without one. test.json has it, so that it is used for its model only."""
         path = self.folder / "best/model.safetensors"
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+        return checksum(path) if path.exists() else None
 
     @property
     def without_model(self) -> str:
@@ -144,29 +169,29 @@ class TrainingRun:
         return "no finite score" if metrics else "no evaluation yet"
 
     def test(self) -> dict[str, Any] | None:
-        """What was measured of the best model on test data, and kept in `test.json`; not if it was another model."""
-        if not (self.folder / "test.json").exists():
+        """Figures of the best model on test data, or None if there are none or they are of another model."""
+        path = self.folder / TEST
+        if not path.exists():
             return None
-        found, known = self._read("test.json"), self.model_checksum()
-        return found if known is None or found.get("model") == known else None
+        found, model = read_test(path, language="language" in self.config()), self.model_checksum()
+        return found if model is None or found.get("model") == model else None
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.folder / "metrics.jsonl"
-        if not path.exists():
-            return []
-        lines = path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]  # what has no newline behind it was never finished
+        """The evaluations; empty before the first one."""
+        return read_metrics(self.folder / METRICS)
+
+    def state(self) -> dict[str, Any] | None:
+        """The counters of the last checkpoint, or None if there is none."""
+        return read_state(self.folder)
 
     def seconds(self) -> float:
-        """How long it has been running, over all the times that it was taken up."""
+        """Training time up to the last checkpoint, over all processes that have continued the run."""
         state = self.state()
         return state["progress"]["seconds"] if state else 0.0
 
     def log(self, values: dict[str, Any]) -> None:
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append an evaluation to metrics.jsonl."""
+        append_line(self.folder / METRICS, json.dumps(values))
         if self._scalars is not None:
             for name, value in values.items():
                 if isinstance(value, int | float) and name != "evaluation":
@@ -180,104 +205,42 @@ class TrainingRun:
         state: dict[str, Any],
         random_states: Sequence[Tensor],
     ) -> None:
-        """The state names its tensor file, so the one rename of state.json moves from one checkpoint to the next.
-
-        `random_states` are those of all processes that train the model.
-        """
-        last = self.folder / "last"
-        last.mkdir(exist_ok=True)
-        name = f"{state['progress']['examples']:09d}.safetensors"
-        tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
-        for i, values in optimizer.state_dict()["state"].items():
-            tensors.update({f"optimizer.{i}.{k}": torch.as_tensor(v) for k, v in values.items()})
-        tensors.update({f"rng.{rank}": x for rank, x in enumerate(random_states)})
-        _save(tensors, last / name)
-        write_json(last / "state.json", {**state, "tensors": name})
-        for old in last.glob("*.safetensors"):
-            if old.name != name:
-                old.unlink()
+        """See `checkpoint.save_checkpoint`."""
+        checkpoint.save_checkpoint(self.folder, model, optimizer, state, random_states)
 
     def load_checkpoint(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], rank: int = 0
     ) -> None:
-        path = self.folder / "last" / state["tensors"]
-        try:
-            tensors = load_file(path)
-            model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-            saved = optimizer.state_dict()
-            saved["state"] = {}
-            for key, value in tensors.items():
-                if key.startswith("optimizer."):
-                    _, i, name = key.split(".")
-                    saved["state"].setdefault(int(i), {})[name] = value
-            optimizer.load_state_dict(saved)
-            if f"rng.{rank}" in tensors or rank == 0:  # there may have been fewer processes
-                torch.set_rng_state(tensors[f"rng.{rank}"])
-        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
-            raise RunError(_damaged(path, error)) from error
+        """See `checkpoint.load_checkpoint`."""
+        checkpoint.load_checkpoint(self.folder, model, optimizer, state, rank)
 
     def finish(self, result: dict[str, Any]) -> None:
-        write_json(self.folder / "result.json", result)
+        """Write result.json."""
+        write_json(self.folder / RESULT, result)
 
-    def _cut_metrics(self, lines: int) -> None:
-        path = self.folder / "metrics.jsonl"
-        kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:lines] if path.exists() else []
-        if len(kept) < lines:
-            reason = f"it belongs to {lines} lines of metrics.jsonl, which has {len(kept)}"
-            raise RunError(_damaged(self.folder / "last/state.json", reason))
-        write_text(path, "".join(kept))
-
-    def state(self) -> dict[str, Any] | None:
-        """Of the last checkpoint, or None at the beginning."""
-        path = self.folder / "last/state.json"
-        if not path.exists():
-            return None
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            missing = STATE - state.keys()
-        except (ValueError, AttributeError) as error:
-            raise RunError(_damaged(path, error)) from None
-        if missing:
-            raise RunError(_damaged(path, f"missing {', '.join(sorted(missing))}"))
-        return state
+    def _cut_metrics(self, count: int) -> None:
+        """Remove the lines after the checkpoint, and an incomplete one."""
+        path = self.folder / METRICS
+        lines = complete_lines(path)
+        if len(lines) < count:
+            reason = f"expected {count} complete lines in {METRICS}, which has {len(lines)}"
+            raise RunError(damaged(self.folder, f"{self.folder / STATE}: {reason}"))
+        write_text(path, "".join(f"{line}\n" for line in lines[:count]))
 
     def _take_lock(self) -> None:
-        """Two processes in one folder would spoil it. The system lets go of the lock when the process ends."""
-        if fcntl is None:
-            return
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
+            self._lock.acquire()
+        except FolderBusy:
             raise RunBusy(f"{self.folder}: another process is working on this run") from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            alone = "see to it that no other process works on this run"
-            logging.getLogger(__name__).warning(f"{self.folder}: no locks here ({error.strerror}); {alone}")
-
-    def _read(self, name: str) -> Any:
-        path = self.folder / name
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunError(f"{path}: no such file; is {self.folder} the folder of a run?") from None
-        except json.JSONDecodeError as error:
-            raise RunError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
 
 
-def _damaged(path: Path, reason: object) -> str:
-    return f"{path}: the checkpoint cannot be read: {reason}; remove {path.parent.parent} to start again"
-
-
-def _different(there: Any, here: Any, prefix: str = "") -> str | None:
-    """The first key where two configurations differ, and how."""
+def _difference(there: Any, here: Any, prefix: str = "") -> str | None:
+    """The first key in which two configurations differ, with both values."""
     if not (isinstance(there, dict) and isinstance(here, dict)):
         return None if there == here else f"{prefix}: {there!r}, not {here!r}"
     for key in [*there, *(key for key in here if key not in there)]:
         name = f"{prefix}.{key}" if prefix else key
-        if (found := _different(there.get(key), here.get(key), name)) is not None:
+        if (found := _difference(there.get(key), here.get(key), name)) is not None:
             return found
     return None
 
@@ -286,57 +249,5 @@ def _summary_writer(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise RunError("TensorBoard is not there: pip install 'stackattn[tensorboard]'") from None
+        raise RunError("TensorBoard is not installed: pip install 'stackattn[tensorboard]'") from None
     return SummaryWriter(str(folder), purge_step=step)
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    contiguous = {k: v.detach().contiguous() for k, v in tensors.items()}
-    write_atomically(path, lambda partial: save_file(contiguous, partial))
-
-
-def environment() -> dict[str, Any]:
-    from .. import __version__
-    from ..ops import backends
-
-    return {
-        "stackattn": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "processes": int(os.environ.get("WORLD_SIZE", 1)),
-        "backends": backends(),
-    }
-
-
-def peak_memory() -> int | None:
-    """The most memory this process has used so far, in bytes: on the GPU if there is one in use."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
-    for line in _lines("/proc/self/status"):  # Linux; its getrusage counts the process, too, that started this one
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _processor() -> str:
-    for line in _lines("/proc/cpuinfo"):
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def _lines(path: str) -> list[str]:
-    """Of a file that only some systems have."""
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []

@@ -1,47 +1,52 @@
-"""When to lower the learning rate and when to stop: the two counters of the paper's protocol."""
+"""When to lower the learning rate and when to stop."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 
-@dataclass
-class Plateau:
-    """Multiplies the learning rate by `factor` when the score (lower is better) has not improved for some evaluations.
+def plateau_scheduler(
+    optimizer: Optimizer, factor: float, patience: int, counting: Literal["paper", "pytorch"]
+) -> ReduceLROnPlateau:
+    """Return the scheduler that multiplies the learning rate by `factor` when the score stops improving.
 
-    As the paper words it, after `patience` evaluations without improvement. As the published code counts (`published`):
-    on the one after that, and only a relative gain of more than 1e-4 over the best score is an improvement.
+    Args:
+        patience: number of evaluations without improvement.
+        counting: "paper": lower the rate after `patience` evaluations that are not better than the best one.
+            "pytorch": lower it on the evaluation after that; only a relative gain of more than 1e-4 is an improvement.
+
+    Example:
+        >>> scheduler = plateau_scheduler(optimizer, 0.9, 5, "paper")  # doctest: +SKIP
+        >>> scheduler.step(score)  # doctest: +SKIP
     """
-
-    factor: float
-    patience: int
-    published: bool = False
-    best: float = math.inf
-    bad: int = 0
-
-    def update(self, score: float) -> float:
-        """The factor for the learning rate after this evaluation: 1 or `factor`."""
-        if score < self.best * (1 - 1e-4 * self.published):
-            self.best, self.bad = score, 0
-        else:
-            self.bad += 1
-        if self.bad >= self.patience + self.published:
-            self.bad = 0
-            return self.factor
-        return 1.0
+    paper = counting == "paper"
+    return ReduceLROnPlateau(
+        optimizer, factor=factor, patience=patience - paper, threshold=0.0 if paper else 1e-4, eps=0.0
+    )
 
 
 @dataclass
 class EarlyStopping:
-    """Ends a run after `patience` evaluations in a row that are not strictly better than the best one."""
+    """Ends training after `patience` evaluations in a row that are not strictly better than the best one.
+
+    Example:
+        >>> stopping = EarlyStopping(patience=1)
+        >>> stopping.update(2.0), stopping.update(3.0), stopping.done
+        (True, False, True)
+    """
 
     patience: int
     best: float = math.inf
     bad: int = 0
+    """Evaluations since the best one."""
 
     def update(self, score: float) -> bool:
-        """Whether this evaluation is the best so far."""
+        """Count an evaluation; return whether it is the best so far. Lower scores are better."""
         if score < self.best:
             self.best, self.bad = score, 0
             return True

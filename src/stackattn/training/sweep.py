@@ -7,6 +7,7 @@ the threads wait for each other (Tf: 18 s).
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -24,6 +25,7 @@ from .experiment import Experiment, headline, run_experiment
 from .loop import TrainingCallback
 from .run import RunBusy, RunError, TrainingRun
 
+log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experiment)
 SHOWN_EVERY = 0.2  # seconds between two batches that a run reports
 
@@ -58,9 +60,15 @@ def unfinished(jobs: Sequence[Job], report: Report) -> tuple[list[Job], list[Pat
     for folder, config in jobs:
         if not TrainingRun(folder).finished:
             waiting.append((folder, config))
-        elif there := TrainingRun(folder).differs(config):
+            continue
+        try:
+            difference = TrainingRun(folder).differs(config)
+            reason = f"the folder contains a run with another configuration ({difference})" if difference else None
+        except (RunError, ValueError, OSError) as error:
+            reason = str(error)
+        if reason is not None:
             failed.append(folder)
-            report(folder, {"stopped": f"failed: the run there has another configuration ({there})"})
+            report(folder, {"stopped": f"failed: {reason}"})
     return waiting, failed
 
 
@@ -184,10 +192,17 @@ def _end_with_parent() -> None:
 
 
 def best_of(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]] | None:
-    """The run with the lowest headline figure (see `headline`), and the evaluation where it had it."""
+    """Return the run with the lowest headline figure (see `headline`) and its best evaluation.
+
+    A run that cannot be read is logged and skipped.
+    """
     found = []
     for folder in folders:
-        metrics = [values for values in TrainingRun(folder).metrics() if math.isfinite(values["score"])]
+        try:
+            metrics = [values for values in TrainingRun(folder).metrics() if math.isfinite(values["score"])]
+        except RunError as error:
+            log.warning(f"{error}; the run is skipped")
+            continue
         if metrics:
             best = min(metrics, key=lambda values: values["score"])
             found.append((headline(best)[1], folder, best))

@@ -1,0 +1,58 @@
+"""The environment of a run: versions, hardware and memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, threads, processes, hardware and backends, as stored in a run's environment.json."""
+    from .. import __version__
+    from ..ops import backends
+
+    return {
+        "stackattn": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "processes": int(os.environ.get("WORLD_SIZE", 1)),
+        "backends": backends(),
+    }
+
+
+def peak_memory() -> int | None:
+    """Return the peak memory of this process in bytes, on the GPU if one is in use; None if unknown."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    for line in _lines("/proc/self/status"):  # Linux, where getrusage includes the parent process
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _processor() -> str:
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a system file; empty where it does not exist."""
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,168 @@
+"""Readers of the files of a run. Each checks its file; errors name the file, the line and the key."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..lines import decode_text, read_json_object
+
+CONFIG, METRICS, STATE, RESULT, TEST = "config.json", "metrics.jsonl", "last/state.json", "result.json", "test.json"
+
+
+class RunError(RuntimeError):
+    """A run that cannot be started, resumed or read. The message names the folder or file and says what to do."""
+
+
+class RunBusy(RunError):
+    """Another process is working on the run."""
+
+
+Check = tuple[str, Callable[[Any], bool]]
+"""What is expected, and whether a value is that."""
+
+NUMBER: Check = "a number", lambda x: isinstance(x, int | float) and not isinstance(x, bool)
+COUNT: Check = "an integer of at least 0", lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 0
+TEXT: Check = "text", lambda x: isinstance(x, str)
+OBJECT: Check = "an object", lambda x: isinstance(x, dict)
+OBJECTS: Check = "a list of objects", lambda x: isinstance(x, list) and all(isinstance(row, dict) for row in x)
+TENSOR_FILE: Check = (
+    "the name of a safetensors file",
+    lambda x: isinstance(x, str) and re.fullmatch(r"\w[\w.-]*\.safetensors", x, re.ASCII) is not None,
+)
+
+
+def _or_null(check: Check) -> Check:
+    return f"{check[0]} or null", lambda x: x is None or check[1](x)
+
+
+EVALUATION: Mapping[str, Check] = {
+    "evaluation": COUNT,
+    "epoch": COUNT,
+    "examples": COUNT,
+    "train_loss": NUMBER,
+    "score": NUMBER,
+    "learning_rate": NUMBER,
+    "seconds": NUMBER,
+}
+STATE_KEYS: Mapping[str, Check] = {
+    "plateau": OBJECT,
+    "stopping": OBJECT,
+    "progress": OBJECT,
+    "learning_rate": NUMBER,
+    "metrics": COUNT,
+    "tensors": TENSOR_FILE,
+}
+COUNTER: Mapping[str, Check] = {"best": NUMBER, "bad": COUNT}
+PROGRESS: Mapping[str, Check] = {
+    **dict.fromkeys(("epoch", "batch", "examples", "since_evaluation", "losses", "evaluations"), COUNT),
+    **dict.fromkeys(("loss_sum", "seconds", "train_seconds"), NUMBER),
+    "best": _or_null(OBJECT),
+    "stopped": _or_null(TEXT),
+}
+RESULT_KEYS: Mapping[str, Check] = {
+    "stopped": TEXT,
+    "evaluations": COUNT,
+    "best": _or_null(OBJECT),
+    "seconds": NUMBER,
+}
+LENGTH_KEYS: Mapping[str, Check] = {
+    "length": COUNT,
+    **dict.fromkeys(("cross_entropy", "lower_bound", "difference"), NUMBER),
+    "difference_from_floor": _or_null(NUMBER),
+}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file."""
+    try:
+        return read_json_object(path)
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file; is {path.parent} the folder of a run?") from None
+    except ValueError as error:
+        raise RunError(str(error)) from None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the evaluations in metrics.jsonl; a last line without a newline is incomplete and ignored."""
+    rows = []
+    for number, line in enumerate(complete_lines(path), 1):
+        where = f"{path}, line {number}"
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{where}: not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise RunError(f"{where}: expected an object, got {type(values).__name__}")
+        rows.append(_check_evaluation(values, where))
+    return rows
+
+
+def complete_lines(path: Path) -> list[str]:
+    """The lines of a text file that end with a newline; none if there is no file."""
+    try:
+        return decode_text(path.read_bytes(), str(path)).split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise RunError(str(error)) from None
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """Return the state of the last checkpoint of a run, or None if there is no checkpoint."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state = _check(read_object(path), STATE_KEYS, str(path))
+        _check(state["plateau"], COUNTER, str(path), "plateau.")
+        _check(state["stopping"], COUNTER, str(path), "stopping.")
+        _check(state["progress"], PROGRESS, str(path), "progress.")
+        if unknown := sorted(state["progress"].keys() - PROGRESS):
+            raise RunError(f"{path}: unknown key {'progress.' + unknown[0]!r}")
+        if state["progress"]["best"] is not None:
+            _check_evaluation(state["progress"]["best"], str(path), "progress.best.")
+    except RunError as error:
+        raise RunError(damaged(folder, error)) from None
+    return state
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the content of result.json."""
+    result = _check(read_object(path), RESULT_KEYS, str(path))
+    if result["best"] is not None:
+        _check_evaluation(result["best"], str(path), "best.")
+    return result
+
+
+def read_test(path: Path, language: bool) -> dict[str, Any]:
+    """Return the content of test.json: figures by length for a language, a perplexity for a corpus."""
+    test = read_object(path)
+    if not language:
+        return _check(test, {"perplexity": NUMBER}, str(path))
+    _check(test, {"lengths": OBJECTS}, str(path))
+    for i, row in enumerate(test["lengths"]):
+        _check(row, LENGTH_KEYS, str(path), f"lengths.{i}.")
+    return test
+
+
+def damaged(folder: Path, reason: object) -> str:
+    """The message for a checkpoint that cannot be read."""
+    return f"{reason}; the checkpoint cannot be read: remove {folder} to start again"
+
+
+def _check_evaluation(values: dict[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    _check(values, EVALUATION, where, prefix)
+    return _check(values, dict.fromkeys(values, _or_null(NUMBER)), where, prefix)
+
+
+def _check(values: dict[str, Any], expected: Mapping[str, Check], where: str, prefix: str = "") -> dict[str, Any]:
+    for key, (name, holds) in expected.items():
+        if key not in values:
+            raise RunError(f"{where}: missing key {prefix + key!r}")
+        if not holds(values[key]):
+            raise RunError(f"{where}: {prefix}{key}: expected {name}, got {repr(values[key])[:80]}")
+    return values

@@ -1,0 +1,213 @@
+"""Atomic files and folders: complete or absent, permissions, concurrent writers, errors that name the path."""
+
+import errno
+import multiprocessing
+import os
+import stat
+import time
+
+import pytest
+import torch
+
+from stackattn import files
+from stackattn.files import (
+    FolderBusy,
+    FolderLock,
+    append_line,
+    checksum,
+    whole_folder,
+    write_atomically,
+    write_json,
+    write_tensors,
+    write_text,
+)
+
+
+@pytest.fixture
+def umask():
+    old = os.umask(0o027)
+    yield 0o640
+    os.umask(old)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_permissions_follow_the_umask(tmp_path, umask):
+    write_text(tmp_path / "text", "a")
+    write_json(tmp_path / "json", {})
+    write_tensors(tmp_path / "tensors", {"a": torch.zeros(2)})
+    append_line(tmp_path / "lines", "a")
+    lock = FolderLock(tmp_path / "lock", tmp_path)
+    lock.acquire()
+    lock.release()
+    with whole_folder(tmp_path / "folder") as partial:
+        write_text(partial / "a", "b")
+    assert {path.name: mode(path) for path in tmp_path.iterdir() if path.is_file()} == dict.fromkeys(
+        ("text", "json", "tensors", "lines", "lock"), umask
+    )
+    assert (mode(tmp_path / "folder"), mode(tmp_path / "folder/a")) == (0o750, umask)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def fail(partial):
+        partial.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, fail)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace", "open"])
+def test_errors_name_the_path(step, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a.txt"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, full)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            write_text(path, "text")
+    assert error.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_missing_folders(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        write_text(tmp_path / "missing/a.txt", "text")
+    assert error.value.filename == str(tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError) as error:
+        write_text(tmp_path / "file/a.txt", "text")
+    with pytest.raises(NotADirectoryError, match="file/folder"), whole_folder(tmp_path / "file/folder"):
+        pass
+
+
+def test_files_and_folders_are_flushed_before_they_are_named(tmp_path, monkeypatch):
+    """The file is flushed, then renamed, then the folder is flushed."""
+    steps, fsync, replace, rename = [], os.fsync, os.replace, os.rename
+
+    def record(handle):
+        steps.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append(("rename", str(b))), replace(a, b)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (steps.append(("rename", str(b))), rename(a, b)))
+    write_text(tmp_path / "a", "x")
+    (first, partial), *rest = steps
+    assert (first, partial.endswith(".partial")) == ("fsync", True)
+    assert rest == [("rename", str(tmp_path / "a")), ("fsync", str(tmp_path))]
+    steps.clear()
+    with whole_folder(tmp_path / "folder") as partial:
+        (partial / "b").write_text("y")
+    assert steps == [
+        ("fsync", str(partial / "b")),
+        ("fsync", str(partial)),
+        ("rename", str(tmp_path / "folder")),
+        ("fsync", str(tmp_path)),
+    ]
+
+
+def test_temporary_names_are_unique(tmp_path):
+    seen = []
+    for _ in range(2):
+        write_atomically(tmp_path / "a", lambda partial: (seen.append(partial), partial.write_text("x")))
+    assert len(set(seen)) == 2
+
+
+def test_whole_folder(tmp_path):
+    folder = tmp_path / "deep/er/folder"
+    with whole_folder(folder) as partial:
+        write_text(partial / "a", "1")
+        assert not folder.exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+    assert (folder / "a").read_text() == "1"
+    with pytest.raises(FileExistsError, match="folder: already exists; choose another folder or remove it"):
+        with whole_folder(folder):
+            pass
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as partial:  # noqa: PT012
+        write_text(partial / "a", "1")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path):
+    stale = tmp_path / ".a[1].123-abcd.partial"
+    stale.mkdir()
+    (tmp_path / ".b.123-abcd.partial").mkdir()
+    (tmp_path / ".a[1].lock").touch()
+    with whole_folder(tmp_path / "a[1]"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.123-abcd.partial", "a[1]"]
+
+
+def test_a_folder_that_appears_in_the_meantime_is_not_overwritten(tmp_path):
+    with pytest.raises(FileExistsError, match="another process has created it in the meantime"):  # noqa: PT012
+        with whole_folder(tmp_path / "a") as partial:
+            write_text(partial / "x", "ours")
+            (tmp_path / "a").mkdir()
+            write_text(tmp_path / "a/x", "theirs")
+    assert (tmp_path / "a/x").read_text() == "theirs"
+
+
+def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
+    first, second = (FolderLock(tmp_path / "lock", tmp_path) for _ in range(2))
+    first.acquire()
+    with pytest.raises(FolderBusy, match="another process is writing this folder; wait until it ends"):
+        second.acquire()
+    assert (first.held, first.valid, second.held) == (True, True, False)
+    first.release()
+    second.acquire()
+    (tmp_path / "lock").unlink()
+    assert (second.held, second.valid) == (True, False)
+    second.release()
+
+
+def test_without_locks_there_is_a_warning(tmp_path, monkeypatch, caplog):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    FolderLock(tmp_path / "lock", tmp_path).acquire()
+    assert "no locks here (No locks available); make sure that no other process" in caplog.text
+
+
+def _write(folder, name, barrier, outcomes):
+    barrier.wait()
+    try:
+        with whole_folder(folder) as partial:
+            for i in range(10):
+                write_text(partial / f"{i}.txt", name)
+                time.sleep(0.001)
+        outcomes.put((name, "created"))
+    except OSError as error:
+        outcomes.put((name, str(error)))
+
+
+def test_two_processes_never_mix_a_folder(tmp_path):
+    """One creates the folder; the other gets an error that names it."""
+    context = multiprocessing.get_context("fork")
+    for i in range(15):
+        folder, outcomes, barrier = tmp_path / f"corpus{i}", context.Queue(), context.Barrier(2)
+        workers = [context.Process(target=_write, args=(folder, name, barrier, outcomes)) for name in "ab"]
+        for worker in workers:
+            worker.start()
+        found = dict(outcomes.get(timeout=30) for _ in workers)
+        for worker in workers:
+            worker.join()
+        (winner,) = [name for name, outcome in found.items() if outcome == "created"]
+        (loser,) = set(found) - {winner}
+        assert found[loser].startswith(f"{folder}: a")  # already exists, or another process is writing it
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {f"{k}.txt": winner for k in range(10)}
+    assert all(path.name.startswith("corpus") for path in tmp_path.iterdir())
+
+
+def test_checksum(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert checksum(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,76 @@
+"""Every run under experiments/results can be read: configuration, metrics, result, test and environment."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stackattn.compatibility import upgrade_run_config
+from stackattn.config import from_values, to_values
+from stackattn.models import LSTMArchitecture
+from stackattn.training import TrainingRun
+from stackattn.training.cfl import CFLConfig
+from stackattn.training.experiment import config_of
+from stackattn.training.lm import LMConfig
+from stackattn.training.mt import MTConfig
+
+RESULTS = Path(__file__).parents[2] / "experiments/results"
+RUNS = sorted(path.parent for path in RESULTS.rglob("environment.json"))
+
+
+def config_class(stored):
+    if "language" in stored:
+        return CFLConfig
+    return MTConfig if "digest" in stored["data"] else LMConfig
+
+
+def test_all_runs_are_found():
+    assert len(RUNS) == 49
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.relative_to(RESULTS).as_posix())
+def test_committed_run(folder):
+    run = TrainingRun(folder)
+    stored = json.loads((folder / "config.json").read_text())
+    config = config_of(config_class(stored), folder)
+    assert from_values(type(config), to_values(config)) == config
+    assert run.differs(config) is None
+
+    assert config.training.plateau == ("pytorch" if stored["training"]["published"] else "paper")
+    if isinstance(config.model, LSTMArchitecture):
+        assert config.model.stack_init == ("uniform" if stored["model"]["published"] else "xavier")
+    else:
+        assert config.model.push_activation == ("published" if stored["model"]["published"] else "sigmoid")
+    if isinstance(config, LMConfig):
+        assert config.data.count_bos != stored["data"]["published"]
+        assert config.data.fingerprint == stored["data"]["checksum"]
+    if isinstance(config, MTConfig):
+        assert config.data.fingerprint == stored["data"]["digest"]
+    for section, options in stored.items():  # all other options are unchanged
+        current = to_values(config)[section]
+        for key, value in options.items():
+            derived = (section, key, value) == ("model", "hidden_size", None)
+            if key not in ("published", "checksum", "digest") and not derived:
+                assert current[key] == value
+
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert run.metrics() == rows
+    assert rows
+    assert run.finished == (folder / "result.json").exists()
+    if run.finished:
+        assert run.result() == json.loads((folder / "result.json").read_text())
+    if (folder / "test.json").exists():
+        read = json.loads((folder / "test.json").read_text())
+        known = run.model_checksum()
+        assert run.test() == (read if known is None or read.get("model") == known else None)
+    assert "torch" in json.loads((folder / "environment.json").read_text())
+    assert run.state() is None
+
+
+def test_translation_leaves_the_stored_values_and_current_options_alone():
+    stored = {"training": {"published": True}, "data": 3, "model": {"published": False, "kind": "lstm"}}
+    before = json.dumps(stored)
+    expected = {"training": {"plateau": "pytorch"}, "data": 3, "model": {"kind": "lstm", "stack_init": "xavier"}}
+    assert upgrade_run_config(stored) == expected
+    assert json.dumps(stored) == before
+    assert upgrade_run_config(expected) == expected
