@@ -1,4 +1,4 @@
-"""What README and docs show is run here: Python blocks, and command lines except `make`, `pip` and `git`."""
+"""Runs the Python blocks and command lines of README and docs, except `make`, `pip` and `git`, and checks links."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-NOT_RUN = ("make", "pip", "git")  # they would install, or call the tests that call them
+NOT_RUN = ("make", "pip", "git")  # these would install packages or run the tests again
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -19,9 +19,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python(page):
-    """The blocks of one page are one program, read from top to bottom, in a process of its own."""
+    """The blocks of a page form one program, which runs in a separate process."""
     if not (found := blocks(page, "python")):
-        pytest.skip("no Python here")
+        pytest.skip("no Python blocks")
     subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(found)], check=True, timeout=120)
 
 
@@ -32,9 +32,9 @@ def test_commands(page, tmp_path):
     commands = [shlex.split(line, comments=True) for line in lines]
     commands = [command for command in commands if command and command[0] not in NOT_RUN]
     if not commands:
-        pytest.skip("no commands here")
+        pytest.skip("no commands")
     for name, *arguments in commands:
-        # the command line that was installed beside this Python, whatever PATH says
+        # the command installed with this Python, regardless of PATH
         program = (
             [sys.executable, *arguments] if name == "python" else [str(Path(sys.executable).parent / name), *arguments]
         )
@@ -42,7 +42,7 @@ def test_commands(page, tmp_path):
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "src/stackattn/ops/NOTATION.md"], ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links(page):
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         if "://" in target:
             continue
@@ -54,6 +54,6 @@ def test_links_lead_somewhere(page):
 
 
 def headings(page: Path) -> set[str]:
-    """Anchors as GitHub makes them."""
+    """Anchors of a page, in the form that GitHub uses."""
     found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
