@@ -1,4 +1,4 @@
-"""Slow, independent ways to the numbers of a grammar, straight from its rules, and strategies for random grammars."""
+"""Slow, independent computations from the rules of a grammar, and strategies for random grammars."""
 
 import itertools
 import math
@@ -90,7 +90,7 @@ def nested(tree) -> tuple:
 
 @st.composite
 def any_grammars(draw, terminals: str = "ab") -> PCFG:
-    """Grammars with all that can happen: empty and unary rules and cycles of them, left recursion, useless symbols."""
+    """Grammars with all features: empty and unary rules, cycles of them, left recursion, useless symbols."""
     names = [f"N{i}" for i in range(draw(st.integers(1, 4)))]
     symbols = st.sampled_from([*names, *terminals])
     rules = []

@@ -1,4 +1,4 @@
-"""The distribution is that of the grammar as written: against iteration of its equations, and closed forms."""
+"""The closure keeps the grammar's distribution: compared with fixed-point iteration and closed forms."""
 
 import itertools
 import math

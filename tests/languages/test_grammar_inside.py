@@ -1,4 +1,4 @@
-"""Probabilities of strings, prefixes and lengths, and entropies: against enumeration, and far from underflow."""
+"""Probabilities of strings, prefixes and lengths, and entropies: compared with enumeration, also for tiny weights."""
 
 import itertools
 import math

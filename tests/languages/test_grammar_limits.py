@@ -1,4 +1,4 @@
-"""Numbers and rules of absurd size end at once with an error that names them, instead of taking all time and memory."""
+"""Numbers and rules of excessive size are refused at once by an error that names them."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from stackattn.languages.notation import MAX_SYMBOLS
 
 @pytest.fixture(autouse=True)
 def limit():
-    """Five seconds of processor time: all of these take milliseconds, and took minutes or all memory without bounds."""
+    """Each test takes at most five seconds of processor time; without the limits, minutes or all memory."""
     start = time.process_time()
     yield
     assert time.process_time() - start < 5

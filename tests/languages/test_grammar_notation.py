@@ -1,4 +1,4 @@
-"""Grammars from text and from Python: what is accepted, and that errors say where and what."""
+"""Grammars from text and from Python: the notation, and errors that name line and symbol."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Best parses: against the maximum over all enumerated derivations, and as text."""
+"""Best parses: compared with the maximum over all derivations, and written as text."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The sampler draws from p(w | length): chi-square tests with fixed seeds, and what a seed promises."""
+"""The sampler draws from p(w | length): chi-square tests with fixed seeds, and reproducibility."""
 
 import itertools
 import math

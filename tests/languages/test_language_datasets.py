@@ -1,4 +1,4 @@
-"""Data sets: batches of one length, seeds, lower bounds, and files that come back as they were."""
+"""Data sets: batches of one length, seeds, lower bounds, and saving and loading."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The page about languages: its examples are run."""
+"""Runs the examples of docs/languages.md."""
 
 import doctest
 import re

@@ -1,4 +1,4 @@
-"""The ready languages: recorded numbers, the published variant, closed forms, and the controls."""
+"""The named languages: recorded numbers, the published variant, closed forms, and the controls."""
 
 import itertools
 import json

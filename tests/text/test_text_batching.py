@@ -1,4 +1,4 @@
-"""Batches by tokens: each example once, within the budget, full, and in an order that the generator decides."""
+"""Batches by tokens: each example once, within the budget, as full as possible, in an order given by the generator."""
 
 from itertools import pairwise
 

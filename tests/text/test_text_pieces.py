@@ -1,4 +1,4 @@
-"""Pieces: each language has its own, the numbers are in the paper's order, and text survives there and back."""
+"""Pieces: each language has its own, numbers follow the paper's order, and decoding inverts encoding."""
 
 import random
 import shutil
@@ -32,7 +32,7 @@ def pieces(tokenizer, side, text):
 
 
 def test_the_order_of_the_vocabulary(tokenizer):
-    """Target pieces, UNK, EOS, the source's other pieces, BOS, PAD: softmax is over what comes before and with EOS."""
+    """Target pieces, UNK, EOS, the source's other pieces, BOS, PAD: the softmax covers everything up to EOS."""
     seen = [{p for text in texts for p in pieces(tokenizer, side, text)} for side, texts in enumerate((SOURCE, TARGET))]
     assert tokenizer.target_types == sorted(seen[1])
     only = sorted(seen[0] - seen[1])
@@ -49,7 +49,7 @@ def test_the_order_of_the_vocabulary(tokenizer):
 
 
 def test_rare_pieces_are_divided(tokenizer):
-    """A piece that a language has fewer than 120 times is not used there; what is used besides is a character."""
+    """A language uses no piece that it has fewer than 120 times, except single characters."""
     every = _processor(tokenizer.pieces_model)
     divided = 0
     for side, texts in enumerate((SOURCE, TARGET)):
@@ -89,14 +89,14 @@ def test_saved_and_loaded(tokenizer, tmp_path):
         PieceTokenizer.load(tmp_path)
 
 
-def test_a_damaged_model_is_called_so(tokenizer, tmp_path):
+def test_a_damaged_model_is_named(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "pieces.model").write_bytes(b"\xff" * 40)
     with pytest.raises(ValueError, match=r"pieces.model: not a SentencePiece model"):
         PieceTokenizer.load(tmp_path)
 
 
-def test_learning_is_repeatable_and_takes_what_there_is():
+def test_learning_is_repeatable_and_limited_by_the_text():
     first, again = (learn_pieces(SOURCE, TARGET)[0] for _ in range(2))  # far from 32,000 pieces
     assert first.pieces_model == again.pieces_model
     assert (first.source_types, first.target_types) == (again.source_types, again.target_types)
@@ -104,7 +104,7 @@ def test_learning_is_repeatable_and_takes_what_there_is():
         learn_pieces(SOURCE, TARGET, 0)
 
 
-def test_no_text_for_so_few_pieces():
+def test_too_few_pieces():
     with pytest.raises(ValueError, match="could not learn 3 pieces"):
         learn_pieces(SOURCE, TARGET, 3)
 

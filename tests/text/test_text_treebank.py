@@ -1,4 +1,4 @@
-"""The Penn Treebank: sections, oddities, vocabulary and layouts, on small trees written for the purpose."""
+"""The Penn Treebank: sections, oddities, vocabulary and layouts, with small hand-written trees."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def whole(folder, layout="{section}/wsj_{section}{number}.mrg", **changes):
         "WSJ/{section}/WSJ_{section}{number}.MRG",
     ],
 )
-def test_sections_and_the_slip(layout, tmp_path):
+def test_sections_and_the_replaced_file(layout, tmp_path):
     whole(tmp_path, layout)
     (tmp_path / "brown").mkdir()
     (tmp_path / "brown/cf01.mrg").write_text(trees("not the Journal"))
@@ -85,7 +85,7 @@ def test_missing_and_double_files(tmp_path):
         read_sections(tmp_path)
 
 
-def test_without_the_file_that_takes_the_place_of_another(tmp_path):
+def test_the_replacing_file_is_missing(tmp_path):
     whole(tmp_path)
     (tmp_path / "24/wsj_2424.mrg").unlink()
     with pytest.raises(ValueError, match=r"section 24: expected the files .*, missing: wsj_2424\.mrg"):
@@ -149,7 +149,7 @@ def test_the_folder(tmp_path):
 
 
 def test_the_word_classes_is_a_word(tmp_path):
-    """It is also how a vocabulary says that classes stand for unknown words."""
+    """`classes` is also the value of `unknown` that selects the classes of unknown words."""
     splits = {split: [["classes", "classes", "Bonk"]] for split in SPLITS}
     report = write_monolingual(tmp_path / "data", splits, treebank_vocabulary(splits["train"], whole=True), {})
     assert report["written"]["train"] == {"sentences": 1, "tokens": 3, "unknown": 1}

@@ -1,4 +1,4 @@
-"""Treebank files: the words of trees however they are laid out, and errors that say where."""
+"""Treebank files: the words of trees in any layout, and errors that name the line."""
 
 import pytest
 from hypothesis import given

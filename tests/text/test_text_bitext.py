@@ -1,4 +1,4 @@
-"""Parallel text: what is read, what each filter drops and in which order, and which pairs a sample has."""
+"""Bitext: reading, the filters and their order, and samples."""
 
 import gzip
 import random
@@ -10,7 +10,7 @@ from stackattn.text.bitext import Filters, read_pairs, read_sentences, select
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes two files of lines and gives their paths."""
+    """A function that writes two files of lines and returns their paths."""
 
     def write(source, target):
         paths = tmp_path / "text.de", tmp_path / "text.en"
@@ -26,7 +26,7 @@ def test_lines_are_normalised_and_end_at_newlines_only(files):
     assert list(read_pairs(source, target)) == [("fin 1\u20442", "A"), ("a\u2028b\x0cc\x85d", "e\rf")]
 
 
-def test_line_ends_and_byte_order_marks_are_no_text(tmp_path):
+def test_line_ends_and_byte_order_marks_are_removed(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\r\nthree")
     assert list(read_sentences(path)) == ["one", "", "three"]
@@ -146,7 +146,7 @@ def test_a_sample_is_that_of_python(files):
         assert select(*paths, Filters(), sample).pairs == kept
 
 
-def test_settings_that_make_no_sense(files):
+def test_invalid_options(files):
     with pytest.raises(ValueError, match="max_characters: expected at least 1, got 0"):
         Filters(max_characters=0)
     with pytest.raises(ValueError, match=r"max_ratio: expected at least 1, got 0.5"):
