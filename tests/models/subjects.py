@@ -1,4 +1,4 @@
-"""Everything that runs step by step, behind one face: what the shared tests run."""
+"""Layers and models that run step by step, with a common interface for the shared tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stackattn.nn import (
 )
 
 D = 6  # d_model
-TOKENS = 5  # of the models' inputs, BOS among them
+TOKENS = 5  # size of the models' vocabulary, bos included
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "superposition": lambda: SuperpositionStackAttention(D, 3),
@@ -86,10 +86,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 class Subject:
     module: nn.Module
     is_layer: bool
-    source: tuple[Tensor, Tensor] | None = None  # tokens and lengths, of an encoder
+    source: tuple[Tensor, Tensor] | None = None  # tokens and lengths of the encoder's input
 
     def inputs(self, B: int, T: int) -> Tensor:
-        """What the tests feed: vectors (B, T, D) to layers, tokens (B, T) to models, BOS first."""
+        """Random inputs: vectors (B, T, D) for layers, tokens (B, T) that begin with bos for models."""
         if self.is_layer:
             return torch.randn(B, T, D, dtype=torch.float64)
         tokens = torch.randint(TOKENS - 1, (B, T))
@@ -97,7 +97,7 @@ class Subject:
         return tokens
 
     def spoil(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """The same with garbage beyond the lengths."""
+        """Put garbage into the padding."""
         padding = torch.arange(x.shape[1]) >= lengths[:, None]
         if self.is_layer:
             return x.masked_fill(padding[..., None], torch.nan)
@@ -105,7 +105,7 @@ class Subject:
         return absurd.where(padding, x)
 
     def rows(self, B: int) -> Subject:
-        """With a source for B sequences, if there is one."""
+        """Add a source of B sequences if the model has an encoder."""
         if not isinstance(self.module, Seq2SeqTransformer):
             return self
         lengths = torch.arange(B) % 4 + 1
@@ -114,7 +114,7 @@ class Subject:
         return Subject(self.module, False, (source.masked_fill(padding, 10**6), lengths))
 
     def pick(self, index: Tensor) -> Subject:
-        """For the sequences `index` alone."""
+        """Select the sources `index`."""
         if self.source is None:
             return self
         return Subject(self.module, self.is_layer, (self.source[0][index], self.source[1][index]))
@@ -134,7 +134,7 @@ class Subject:
 
 
 def make(name: str, seed: int = 0) -> Subject:
-    """A subject in float64, in evaluation mode, with parameters that are nowhere near zero."""
+    """Create a subject in float64 and evaluation mode, with parameters far from zero."""
     torch.manual_seed(seed)
     module = {**LAYERS, **MODELS}[name]().double().eval()
     return Subject(module, name in LAYERS)

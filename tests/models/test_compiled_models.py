@@ -1,4 +1,4 @@
-"""torch.compile on every model: the same numbers and gradients."""
+"""Compiled models give the same outputs and gradients."""
 
 import warnings
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    with warnings.catch_warnings():  # what the compiler's own imports and fallbacks say is not about us
+    with warnings.catch_warnings():  # the compiler's imports and fallbacks emit unrelated warnings
         warnings.simplefilter("ignore")
         yield
 
@@ -29,7 +29,7 @@ def forward_and_gradients(call, subject, x, lengths):
 
 
 def compare(subject, backend, *runs):
-    """A forward pass and the gradients of a loss, compiled and not. Transformers compile without a break."""
+    """Compare a forward pass and gradients with and without compilation; transformers compile without graph breaks."""
     fullgraph = not isinstance(subject.module, LSTMLM)
     compiled = torch.compile(subject.module, backend=backend, fullgraph=fullgraph)
     for T, lengths in runs:
@@ -42,7 +42,7 @@ def compare(subject, backend, *runs):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("Tf, tied", "Seq2Seq")])
 def test_traced(name):
-    """All that torch.compile does but the code it makes at the end, which takes longest."""
+    """Everything except code generation, which takes longest."""
     compare(make(name).rows(3), "aot_eager", (4, torch.tensor([4, 3, 1])))
 
 

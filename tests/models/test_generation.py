@@ -1,4 +1,4 @@
-"""Generation against searches that are too simple to be wrong, and on models whose answers are known."""
+"""Text generation, compared with naive searches and on models with known answers."""
 
 import math
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ SEQ2SEQ = ["seq2seq 1", "seq2seq superposition-3", "seq2seq nondeterministic-2-2
 
 
 def language_model(kind: str, seed: int, eos_bias: float = 0.0):
-    """In float64, where a full pass and single steps agree far below the gaps between random scores."""
+    """A model in float64: a full pass and single steps differ far less than random scores do."""
     torch.manual_seed(seed)
     if kind.startswith("lstm"):
         stack = kind.partition("+")[2] or None
@@ -46,8 +46,8 @@ def language_model(kind: str, seed: int, eos_bias: float = 0.0):
             )
         )
     with torch.no_grad():
-        nn.init.normal_(model.output.bias)  # an LSTM's first prediction would be uniform without it: ties
-        model.output.weight *= 3  # predictions that depend on the past
+        nn.init.normal_(model.output.bias)  # otherwise the LSTM's first prediction is uniform, which gives ties
+        model.output.weight *= 3  # makes predictions depend on earlier tokens
         model.output.bias[EOS] += eos_bias
     return model.double().eval()
 
@@ -62,9 +62,9 @@ def seq2seq_model(kind: str, seed: int):
 
 
 def naive_beam_search(full_pass, beam_size, limit):
-    """The rules, literally: `full_pass` takes lists of tokens and gives the log-probabilities of the next ones."""
+    """Literal beam search; `full_pass` maps lists of tokens to the log-probabilities of the next tokens."""
     k = min(beam_size, V)
-    beam = [([], 0.0)]  # tokens with EOS, log-probability
+    beam = [([], 0.0)]  # tokens with eos, log-probability
     for _ in range(limit):
         candidates = [(tokens, total) for tokens, total in beam if tokens[-1:] == [EOS]]
         unfinished = [(tokens, total) for tokens, total in beam if tokens[-1:] != [EOS]]
@@ -82,7 +82,7 @@ def naive_beam_search(full_pass, beam_size, limit):
 
 @torch.no_grad()
 def compare(model, prompts, lengths, limit, beam_size, source=None, source_lengths=None):
-    """Our search over the batch against the naive one for each prompt; returns what happened."""
+    """Compare the batched search with the naive one for each prompt; returns the cases that occurred."""
     state = None if source is None else model.initial_state(source, source_lengths)
     found = beam_search(model, prompts, state, lengths=lengths, eos=EOS, beam_size=beam_size, max_new_tokens=limit)
     seen = []
@@ -129,7 +129,7 @@ def check_beam_search(seeds):
     return seen
 
 
-def test_beam_search_is_the_naive_one():
+def test_beam_search_equals_naive_search():
     seen = check_beam_search(range(108))
     assert sum(not finished for _, finished, _ in seen) >= 50, "some hit the limit"
     assert sum(passed_over for _, _, passed_over in seen) >= 10, "some of them with finished hypotheses below"
@@ -142,12 +142,12 @@ class Prefixes(State):
 
 
 class Table(nn.Module):
-    """Next-token probabilities by what was predicted so far (`""` at first); anything else: EOS for sure."""
+    """Next-token probabilities by the text predicted so far, initially `""`; eos has probability 1 after other text."""
 
     def __init__(self, table: dict[str, dict[str, float]]):
         super().__init__()
         self.table = table
-        self.rows = []  # how many rows each call had
+        self.rows = []  # number of rows of each call
 
     def initial_state(self, batch_size):
         return Prefixes(torch.zeros(batch_size, 0, dtype=torch.long))
@@ -168,32 +168,32 @@ def search(table, **options):
     return "".join("abcd"[i] for i in result.tokens), result.finished, math.exp(result.log_prob), model
 
 
-def test_beam_search_goes_on_below_an_unfinished_top():
-    # "" finishes at once with 0.4, below "a" (0.6); "ab$" has 0.6 * 0.5 * 0.9 = 0.27, a mean of 0.646.
+def test_beam_search_continues_while_the_best_hypothesis_is_unfinished():
+    # "" finishes at once with 0.4, less than "a" (0.6); "ab$" has 0.6 * 0.5 * 0.9 = 0.27, a mean of 0.646.
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.5, "c": 0.3, "$": 0.2}, "ab": {"$": 0.9, "a": 0.1}}
     assert search(table, beam_size=2)[:3] == ("ab", True, pytest.approx(0.27))
-    # Had "$" 0.7 there would be nothing to wait for.
+    # If "$" has probability 0.7, the search ends at once.
     table[""] = {"$": 0.7, "a": 0.3}
     assert search(table, beam_size=2)[:2] == ("", True)
 
 
-def test_beam_search_takes_a_finished_one_once_it_leads():
+def test_beam_search_ends_when_a_finished_hypothesis_is_best():
     # After one step "a" (0.55) leads; after two the frozen "$" (0.45) beats every continuation of "a" (sqrt 0.17).
     table = {"": {"$": 0.45, "a": 0.55}, "a": {"a": 0.3, "b": 0.3, "c": 0.4}}
     text, finished, p, _ = search({**table, "a": {"a": 0.3, "b": 0.34, "c": 0.36}}, beam_size=2)
     assert (text, finished, p) == ("", True, pytest.approx(0.45))
 
 
-def test_beam_search_at_the_limit_passes_over_the_finished():
+def test_beam_search_returns_an_unfinished_hypothesis_at_the_limit():
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.9, "a": 0.1}, "ab": {"b": 0.9, "a": 0.1}}
     assert search(table, beam_size=2, max_new_tokens=2)[:3] == ("ab", False, pytest.approx(0.54))
-    # EOS may be the last of the tokens allowed.
+    # eos may be the last allowed token.
     assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=2)[:2] == ("a", True)
     assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=1)[:2] == ("a", False)
     assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=0)[:3] == ("", False, 1.0)
 
 
-def test_beam_search_runs_live_hypotheses_only():
+def test_beam_search_extends_only_unfinished_hypotheses():
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.9, "a": 0.1}, "ab": {"b": 0.9, "a": 0.1}}
     model = search(table, beam_size=2, max_new_tokens=3)[3]
     assert model.rows == [1, 1, 1], "the finished hypothesis takes the other place of the beam"
@@ -201,7 +201,7 @@ def test_beam_search_runs_live_hypotheses_only():
 
 @dataclass(frozen=True)
 class CopyState(State):
-    source: torch.Tensor  # (B, T), EOS last
+    source: torch.Tensor  # (B, T), eos last
     read: torch.Tensor  # (B,)
 
 
@@ -244,7 +244,7 @@ def test_copies(generate):
     assert [result.finished for result in found] == [True, True, True, False, True]
 
 
-def test_the_finished_cost_nothing():
+def test_finished_prompts_leave_the_batch():
     strings = [[0] * n for n in range(32)]
     model = Copy()
     found = greedy(model, torch.full((32, 1), BOS), copies(strings), eos=EOS, max_new_tokens=100)
@@ -259,8 +259,8 @@ def test_the_finished_cost_nothing():
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_greedy_is_the_full_pass(kind):
-    """Ragged prompts with garbage behind them; each alone, one whole pass for every token."""
+def test_greedy_equals_full_passes(kind):
+    """Prompts of different lengths with garbage as padding, compared with one full pass per token and prompt."""
     model = language_model(kind, seed=1, eos_bias=-1.0)
     generator = torch.Generator().manual_seed(0)
     prompts, lengths = random_prompts(generator, 6)
@@ -281,7 +281,7 @@ def test_greedy_is_the_full_pass(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_samples_are_repeatable_and_on_their_own(kind):
+def test_samples_are_reproducible_and_independent(kind):
     model = language_model(kind, seed=2, eos_bias=1.0)
     prompts, lengths = random_prompts(torch.Generator().manual_seed(0), 16)
 
@@ -294,7 +294,7 @@ def test_samples_are_repeatable_and_on_their_own(kind):
     assert found == draw(0, EOS)
     assert found != draw(1, EOS)
     assert len({len(result.tokens) for result in found if result.finished}) > 1, "some end before others"
-    # Without an end the batch stays whole: what comes before EOS must be the same.
+    # Without eos no prompt leaves the batch: the tokens before eos must be the same.
     for ended, endless in zip(found, draw(0, None), strict=True):
         assert len(endless.tokens) == 8
         cut = endless.tokens.index(EOS) if EOS in endless.tokens else 8
@@ -318,7 +318,7 @@ P = [0.1, 0.35, 0.05, 0.2, 0.3]
         ({"top_p": 0.66}, [0, 0.35 / 0.85, 0, 0.2 / 0.85, 0.3 / 0.85]),
         ({"top_p": 0.64}, [0, 0.35 / 0.65, 0, 0, 0.3 / 0.65]),
         ({"top_p": 0.01}, [0, 1, 0, 0, 0]),
-        # of the three that are left, 0.35 and 0.3 are 0.76
+        # of the remaining three, 0.35 and 0.3 have a share of 0.76
         ({"top_k": 3, "top_p": 0.75}, [0, 0.35 / 0.65, 0, 0, 0.3 / 0.65]),
         ({"temperature": 0.5, "top_p": 0.7}, [0, 0.1225 / 0.2125, 0, 0, 0.09 / 0.2125]),
     ],
@@ -360,7 +360,7 @@ def test_without_dropout_and_gradients():
     assert not model.embedding.dropout.training
 
 
-def test_state_that_was_handed_in_stays_as_it_was():
+def test_the_given_state_does_not_change():
     model = language_model("1.superposition-3x2", seed=0)
     with torch.no_grad():
         _, state = model.extend(torch.tensor([[BOS, 1, 2]]), model.initial_state(1))
@@ -386,7 +386,7 @@ def test_no_prompts():
         ({"lengths": torch.tensor([1, 0])}, r"lengths: expected 2 integers from 1 to 1, got \[1, 0\]"),
         ({"lengths": torch.tensor([1, 2])}, r"lengths: .*\[1, 2\]"),
         ({"lengths": torch.tensor([1])}, r"lengths: .*\[1\]"),
-        ({"eos": V}, "eos: expected one of the 5 tokens .* got 5"),
+        ({"eos": V}, "eos: expected a token from 0 to 4, got 5"),
         ({"max_new_tokens": -1}, "max_new_tokens: .*-1"),
         ({"temperature": 0.0}, "temperature: .*`greedy`"),
         ({"top_k": 0}, "top_k: .*0"),
@@ -400,7 +400,7 @@ def test_wrong_arguments(change, message):
         sample(model, arguments.pop("prompts"), **arguments)
 
 
-def test_errors_that_name_what_is_missing():
+def test_other_errors_name_the_argument():
     with pytest.raises(ValueError, match=r"state: .*initial_state\(source, lengths\)"):
         beam_search(seq2seq_model("seq2seq 1", 0), torch.full((2, 1), BOS), eos=EOS)
     with pytest.raises(ValueError, match=r"beam_size: .*0"):

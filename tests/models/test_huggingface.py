@@ -1,4 +1,4 @@
-"""GPT-2 of Hugging Face with stacks: generation, padding, saving."""
+"""GPT-2 of Hugging Face with stack attention: generation, padding, saving."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ STACKS = [
 
 
 def gpt2(stack_layers=STACKS[0], **options):
-    """In float64, and with weights so large that the past matters."""
+    """A model in float64 whose large weights make outputs depend on earlier tokens."""
     torch.manual_seed(0)
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = StackGPT2Config(
@@ -59,7 +59,7 @@ def generate(model, tokens, **options):
 
 @pytest.mark.parametrize("stack_layers", STACKS)
 @pytest.mark.parametrize("way", WAYS)
-def test_generation_with_cache_is_generation_without(stack_layers, way):
+def test_generation_with_and_without_cache_agree(stack_layers, way):
     model = gpt2(stack_layers)
     widths = []
     model.transformer.h[0].register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
@@ -69,7 +69,7 @@ def test_generation_with_cache_is_generation_without(stack_layers, way):
     assert len({tuple(row[5:]) for row in cached.tolist()}) > 1, "not the same whatever the prompt"
 
 
-def test_greedy_is_a_loop_over_full_passes():
+def test_greedy_generation_equals_full_passes():
     model, tokens = gpt2(), prompts()
     found = generate(model, tokens, min_new_tokens=16)
     with torch.no_grad():
@@ -96,8 +96,8 @@ def test_logits_step_by_step(stack_layers):
 
 
 @torch.no_grad()
-def test_stack_reads_its_past():
-    """All attention is stacks here, so nothing else can tell the last step of the first one."""
+def test_the_last_output_depends_on_the_first_input():
+    """All layers have stacks, so no softmax attention can carry the information."""
     model, tokens = gpt2(ONLY_STACKS), prompts(1, 6)
     last = model(tokens).logits[0, -1]
     tokens[0, 0] = (tokens[0, 0] + 1) % 12
@@ -116,7 +116,7 @@ def test_causal():
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("way", ["greedy", "beam"])
 @pytest.mark.parametrize("stack_layers", STACKS[:2])
-def test_padding_in_front(stack_layers, way, attention):
+def test_padding_on_the_left(stack_layers, way, attention):
     model, tokens = gpt2(stack_layers, attn_implementation=attention), prompts(3, 6)
     lengths = torch.tensor([6, 2, 4])
     mask = (torch.arange(6) >= 6 - lengths[:, None]).long()
@@ -130,7 +130,7 @@ def test_padding_in_front(stack_layers, way, attention):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @torch.no_grad()
-def test_padding_behind(attention):
+def test_padding_on_the_right(attention):
     model, tokens = gpt2(attn_implementation=attention), prompts(2, 6)
     mask = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
     logits = model(tokens, attention_mask=mask).logits
@@ -168,7 +168,7 @@ def test_saved_and_loaded(stack_layers, tmp_path):
 
 
 def test_stack_in_a_trained_gpt2(tmp_path):
-    """The rest of the weights is GPT-2's; the stack's are initialised as ours are, not left as they were in memory."""
+    """All other weights are GPT-2's; those of the stack are initialised, not left uninitialised."""
     torch.manual_seed(0)
     plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **TOKENS))
     plain.save_pretrained(tmp_path)
@@ -184,7 +184,7 @@ def test_stack_in_a_trained_gpt2(tmp_path):
     assert 0 < stack.bottom.abs().max() <= 0.1
 
 
-def test_no_stacks_is_gpt2():
+def test_without_stacks_equals_gpt2():
     torch.manual_seed(0)
     plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **TOKENS)).eval()
     model = StackGPT2LMHeadModel(StackGPT2Config(**SIZES, **TOKENS)).eval()
@@ -192,7 +192,7 @@ def test_no_stacks_is_gpt2():
     assert torch.equal(model(prompts()).logits, plain(prompts()).logits)
 
 
-def test_put_into_a_model_by_hand():
+def test_replacing_attention_in_an_existing_model():
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **TOKENS, initializer_range=0.5)).eval()
     model.transformer.h[2].attn = GPT2StackAttention(SuperpositionStackAttention(8), layer_idx=2)
@@ -216,12 +216,12 @@ def test_cache_is_repeated_selected_and_reset():
     assert cache.get_seq_length() == cache.layers[1].get_seq_length() == 0
     torch.testing.assert_close(model(tokens, past_key_values=cache).logits, model(tokens).logits)
     cache.crop(0)
-    with pytest.raises(NotImplementedError, match=r"a stack does not go back"):
+    with pytest.raises(NotImplementedError, match=r"a stack cannot remove tokens"):
         cache.crop(-1)
 
 
 @torch.no_grad()
-def test_what_cannot_be_honoured():
+def test_unsupported_masks_and_caches():
     model, tokens = gpt2(), prompts(2, 4)
     window = torch.ones(4, 4, dtype=torch.bool).tril().triu(-1).expand(2, 1, 4, 4)
     with pytest.raises(ValueError, match=r"attention_mask: .*depends on all earlier steps"):
@@ -237,6 +237,6 @@ def test_what_cannot_be_honoured():
         model(tokens[:, :1], past_key_values=filled)
 
 
-def test_layers_must_add_up():
-    with pytest.raises(ValueError, match=r"stack_layers: expected 3 layers in all, got 2 in '1.superposition-4'"):
+def test_wrong_number_of_layers():
+    with pytest.raises(ValueError, match=r"stack_layers: expected 3 layers in total, got 2 in '1.superposition-4'"):
         gpt2("1.superposition-4")

@@ -1,4 +1,4 @@
-"""LSTMs against PyTorch's own, and stack LSTMs against a loop that runs the reference operators on all steps so far."""
+"""LSTMs compared with PyTorch's, and LSTMs with stacks compared with a loop over the reference operators."""
 
 from math import sqrt
 
@@ -27,7 +27,7 @@ def text(B=B, T=T):
     return tokens
 
 
-def test_lstm_is_pytorchs():
+def test_lstm_equals_pytorch():
     ours = lstm(None, hidden_size=10).double()
     theirs = nn.LSTM(BOS, 10, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def cell(model, x, h, c):
 
 
 def superposition_reading(model, hidden):
-    """From the hidden states (B, t, h) after each token so far."""
+    """Reading from the hidden states (B, t, h) after each token so far."""
     stack = model.stack
     if hidden.shape[1] == 0:
         return hidden.new_zeros(len(hidden), stack.reading_size)
@@ -73,8 +73,8 @@ def nondeterministic_reading(model, hidden):
     ("stack", "read"),
     [("superposition-3", superposition_reading), ("nondeterministic-2-3-2", nondeterministic_reading)],
 )
-def test_stack_lstm_is_the_papers(stack, read):
-    """The reading of the step before goes into the cell; no action before the first token, none after the last."""
+def test_stack_lstm_equals_its_equations(stack, read):
+    """The cell reads the stack of the previous step; there is no action before the first or after the last token."""
     model = lstm(stack, hidden_size=6).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -106,7 +106,7 @@ def test_the_first_prediction_is_the_output_bias(stack):
 
 
 @pytest.mark.parametrize("stack", ["superposition-3", "nondeterministic-2-2-3"])
-def test_the_last_prediction_depends_on_what_was_pushed_first(stack):
+def test_the_last_prediction_depends_on_the_first_pushed_vector(stack):
     model = lstm(stack).double()
     pushed = []
     choose = model.stack.choose
@@ -118,7 +118,7 @@ def test_the_last_prediction_depends_on_what_was_pushed_first(stack):
 
     model.stack.choose = observed
     y = model(text())
-    assert len(pushed) == T - 2  # not at BOS, and not after the last token
+    assert len(pushed) == T - 2  # not at bos, and not after the last token
     grad = torch.autograd.grad(y[:, -1].square().sum(), pushed[0])[0]
     assert (grad.abs().sum(-1) > 0).all()
 

@@ -1,4 +1,4 @@
-"""Full pass = step by step = chunks, for everything that has a state; states are values."""
+"""A full pass, single steps and chunks give the same results for everything with a state; states are immutable."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from subjects import NAMES, make
 B, T = 3, 6
 close = {"atol": 1e-10, "rtol": 1e-8}
 
-# How many steps each of the three sequences takes in each chunk; a chunk is as long as its longest share.
+# Number of steps that each of the three sequences takes in each chunk; a chunk is as long as the largest number.
 PLANS = {
     "step by step": [[1, 1, 1]] * T,
     "one chunk": [[T, T, T]],
@@ -21,7 +21,7 @@ PLANS = {
 
 
 def run(subject, x, plan):
-    """The outputs of each sequence, one tensor each, when it takes the plan's steps."""
+    """Run the plan; returns one tensor of outputs per sequence."""
     state, at = subject.initial_state(len(x)), torch.zeros(len(x), dtype=torch.long)
     found = [[] for _ in x]
     for shares in plan:
@@ -37,7 +37,7 @@ def run(subject, x, plan):
 
 
 def gradients(subject, x, outputs):
-    """Of a loss that gives every number of the outputs another weight."""
+    """Gradients of a loss that weights each output differently."""
     generator = torch.Generator().manual_seed(1)
     loss = sum((y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum() for y in outputs)
     inputs = list(subject.module.parameters()) + [x] * x.requires_grad
@@ -46,7 +46,7 @@ def gradients(subject, x, outputs):
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", NAMES)
-def test_full_pass_is_any_split(name, plan):
+def test_full_pass_equals_any_chunks(name, plan):
     subject = make(name).rows(B)
     lengths = torch.tensor(PLANS[plan]).sum(0)
     x = subject.inputs(B, int(lengths.max())).requires_grad_(subject.is_layer)
@@ -70,7 +70,7 @@ def test_full_pass_is_any_split(name, plan):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lengths_of_the_whole_batch_are_no_lengths(name):
+def test_full_lengths_equal_no_lengths(name):
     subject = make(name).rows(B)
     x = subject.inputs(B, T)
     torch.testing.assert_close(subject.full(x, torch.full((B,), T)), subject.full(x), **close)
@@ -78,7 +78,7 @@ def test_lengths_of_the_whole_batch_are_no_lengths(name):
 
 @pytest.mark.parametrize("T", [0, 1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_short_sequences_and_no_sequences(name, T):
+def test_short_sequences_and_empty_batches(name, T):
     subject = make(name).rows(B)
     x = subject.inputs(B, T)
     y, state = subject.extend(x, subject.initial_state(B))
@@ -93,7 +93,7 @@ def test_short_sequences_and_no_sequences(name, T):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_states_branch(name, ragged):
-    """Two continuations of one state know nothing of each other, whichever comes first."""
+    """Two continuations of one state are independent, in either order."""
     subject = make(name).rows(B)
     lengths = torch.tensor([3, 1, 0] if ragged else [3, 3, 3])
     x, y = subject.inputs(B, T), subject.inputs(B, T)
@@ -140,7 +140,7 @@ def test_states_reorder(name, ragged):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if make(name).is_layer])
-def test_detached_states_forget_where_they_come_from(name):
+def test_detached_states_have_no_gradients(name):
     subject = make(name)
     x = subject.inputs(B, T).requires_grad_()
     _, state = subject.extend(x[:, :4], subject.initial_state(B))
@@ -168,7 +168,7 @@ def test_detached_states_of_models(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_causality(name):
-    """A change at step t leaves what came before as it was, bit for bit, and changes what comes then."""
+    """A change at step t leaves earlier outputs bitwise equal and changes later ones."""
     subject = make(name).rows(B)
     x = subject.inputs(B, T)
     before = subject.full(x)
@@ -180,7 +180,7 @@ def test_causality(name):
         assert not torch.isclose(after[:, t:], before[:, t:], **close).all(-1).all(0).any()
 
 
-def test_states_say_what_is_in_them():
+def test_repr_of_states():
     subject = make("Tf+Nd")
     _, state = subject.extend(subject.inputs(2, 3), subject.initial_state(2))
     assert repr(state).startswith("TransformerState(layers=[LayerState(attention=AttentionState(keys=(2, 2, 3, 3), ")
@@ -189,7 +189,7 @@ def test_states_say_what_is_in_them():
     assert "hidden=(2, 4), cell=(2, 4), stack=None, started=False" in repr(make("LSTM").initial_state(2))
 
 
-def test_a_beam_that_changes_places_does_not_copy_what_it_looks_at():
+def test_reordering_beams_of_one_source_does_not_copy_the_memory():
     subject = make("Seq2Seq").rows(2)
     state = subject.initial_state(2).reorder(torch.tensor([0, 0, 1, 1, 1]))
     memory = state.layers[0].memory

@@ -1,4 +1,4 @@
-"""Models as folders: what is saved comes back, and what is wrong is named."""
+"""Saved models: round trips, interrupted saves, and errors for invalid files."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from stackattn.models import load, save, saving
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_come_back(name, tmp_path):
+def test_round_trip(name, tmp_path):
     subject = make(name).rows(3)
     x = subject.inputs(3, 6)
     expected = subject.full(x)
@@ -36,7 +36,7 @@ def test_models_come_back(name, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_dtypes_come_back(dtype, tmp_path):
+def test_dtypes(dtype, tmp_path):
     loaded = load(save(lm("1").to(dtype), tmp_path))
     assert {x.dtype for x in loaded.state_dict().values()} == {dtype}
 
@@ -45,18 +45,18 @@ def test_a_tied_table_is_saved_once_and_stays_tied(tmp_path):
     loaded = load(save(lm("1", tied=True), tmp_path))
     assert sum("table" in name or "output.w" in name for name in load_file(tmp_path / "model.safetensors")) == 2
     tokens = torch.tensor([[0]])
-    loaded(tokens)[0, 0, 3].backward()  # a token that was not read gets its gradient from the output layer
+    loaded(tokens)[0, 0, 3].backward()  # the gradient of a token that was not read comes from the output layer
     assert loaded.embedding.table.weight.grad[3].abs().sum() > 0
 
 
-def test_compiled_models_are_saved_as_themselves(tmp_path):
+def test_compiled_models_are_saved_uncompiled(tmp_path):
     model = lm("1.superposition-3").eval()
     save(torch.compile(model, backend="eager"), tmp_path)
     tokens = torch.randint(TOKENS, (2, 4))
     torch.testing.assert_close(load(tmp_path)(tokens), model(tokens), atol=0, rtol=0)
 
 
-def test_the_files(tmp_path):
+def test_file_contents(tmp_path):
     save(lm("1.superposition-3x2", push_activation="published"), tmp_path)
     head = json.loads((tmp_path / "config.json").read_text())
     assert head["kind"] == "TransformerLM"
@@ -67,7 +67,7 @@ def test_the_files(tmp_path):
     assert any(name.startswith("trunk.layers.1.") for name in load_file(tmp_path / "model.safetensors"))
 
 
-def test_what_else_is_in_the_folder_stays(tmp_path):
+def test_other_files_in_the_folder_are_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     save(lm("1"), tmp_path)
     save(lm("2"), tmp_path)
@@ -82,8 +82,8 @@ class Killed(BaseException):
 @pytest.mark.parametrize("layers", ["1", "2"])
 @pytest.mark.parametrize("at", range(10))
 @pytest.mark.parametrize("old", [True, False])
-def test_an_interrupted_save_leaves_the_old_model_or_none(at, old, layers, tmp_path, monkeypatch):
-    """Stopped before each step that touches the disk: what loads is the old model or the new one, whole."""
+def test_an_interrupted_save_leaves_the_old_model_the_new_one_or_none(at, old, layers, tmp_path, monkeypatch):
+    """Interrupted before each operation on the disk: the old or the new model can be loaded, or no config is left."""
     first, second = lm("1"), lm(layers)
     if old:
         save(first, tmp_path)
@@ -126,7 +126,7 @@ def test_an_interrupted_save_leaves_the_old_model_or_none(at, old, layers, tmp_p
     assert not list(tmp_path.glob(".*"))
 
 
-def test_only_our_models_are_saved(tmp_path):
+def test_other_models_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model: expected one of TransformerLM, .*, got Linear"):
         save(nn.Linear(2, 2), tmp_path)
     model = lm("1")
@@ -230,7 +230,7 @@ def test_wrong_configs(wrong, folder):
     assert str(error.value).startswith(f"{path}: ")
 
 
-def test_an_integer_is_a_float_too_and_null_is_none(folder, tmp_path):
+def test_integers_as_floats_and_null(folder, tmp_path):
     path = folder / "config.json"
     path.write_text(edited(lambda head: head["config"].update(dropout=0))(path.read_text()))
     assert load(folder).config.dropout == 0
@@ -296,15 +296,15 @@ def test_wrong_tensors(wrong, folder):
     assert str(error.value).startswith(f"{path}: ")
 
 
-def test_a_config_of_enormous_sizes_is_refused_before_memory_is(folder):
+def test_enormous_sizes_are_refused_before_allocation(folder):
     path = folder / "config.json"
     path.write_text(edited(lambda head: head["config"].update(input_size=10**12))(path.read_text()))
     with pytest.raises(ValueError, match=r"embedding.table.weight: expected shape \[1000000000000, 6\]"):
         load(folder)
 
 
-def test_loading_is_found_late():
-    """`import stackattn` brings no model, and `stackattn.load` does."""
+def test_models_are_imported_lazily():
+    """`import stackattn` does not import the models; `stackattn.load` does."""
     program = (
         "import sys, stackattn\n"
         "assert 'stackattn.models' not in sys.modules and 'safetensors' not in sys.modules\n"

@@ -1,8 +1,8 @@
-"""Each of the six architectures learns a tiny language in a few seconds: marked reversal, w # reversed(w), |w| <= 4.
+"""Each of the six architectures learns a small language in a few seconds: marked reversal, w # reversed(w), |w| <= 4.
 
-After the marker everything is determined, so a model that has found the rule pays for w alone. Uniform lengths 1 to 4
-and letters: the best that can be is (ln 4 + mean length * ln 2) / mean number of predictions = 0.443 nats for each
-prediction. A model that knows the lengths and the frequencies but not the order still pays for the letters twice.
+The tokens after the marker are determined by w. Lengths from 1 to 4 and letters are uniform, so the lowest possible
+cross-entropy is (ln 4 + mean length * ln 2) / mean number of predictions = 0.443 nats per prediction. A model that
+knows lengths and frequencies but not the order needs ln 2 nats for each letter after the marker, too.
 """
 
 from itertools import product
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 
-MARK, EOS, BOS = 2, 3, 3  # EOS is an output and BOS an input: one id for both, as in the paper's models
+MARK, EOS, BOS = 2, 3, 3  # eos is an output and bos an input: one id for both, as in the paper's models
 PAD = -100
 WORDS = [list(word) for n in range(1, 5) for word in product((0, 1), repeat=n) for _ in range(2 ** (4 - n))]
 TEXTS = [[*word, MARK, *reversed(word)] for word in WORDS]
@@ -39,7 +39,7 @@ def transformer(layers):
 
 
 def batch():
-    """All texts, each length as often as the others: inputs, targets and lengths."""
+    """All texts, with each length equally often: inputs, targets and lengths."""
     T = max(map(len, TEXTS)) + 1
     inputs, targets = torch.full((len(TEXTS), T), 10**6), torch.full((len(TEXTS), T), PAD)
     for b, text in enumerate(TEXTS):

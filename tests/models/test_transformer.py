@@ -1,4 +1,4 @@
-"""Transformers against PyTorch's own, and their initialisation against the paper's."""
+"""Transformers compared with PyTorch's, and their initialisation with the paper's."""
 
 from dataclasses import replace
 from math import cos, sin, sqrt
@@ -37,7 +37,7 @@ def copy_attention(theirs, ours):
 
 
 def copy_layers(theirs, ours):
-    """The parameters of our layers into an nn.TransformerEncoder or nn.TransformerDecoder."""
+    """Copy the parameters of our layers to an nn.TransformerEncoder or nn.TransformerDecoder."""
     for their, our in zip(theirs.layers, ours.layers, strict=True):
         copy_attention(their.self_attn, our.attention.function)
         sublayers = [our.attention, our.feed_forward]
@@ -62,7 +62,7 @@ def pytorchs(kind, config, layers):
 
 
 def noisy(model):
-    """No parameter at a value that would hide a mistake, such as a layer norm's 1 and 0."""
+    """Draw all parameters at random: values such as 1 and 0 in layer norms could hide errors."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -75,7 +75,7 @@ def embed(model, tokens):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_language_model_is_pytorchs(tied):
+def test_language_model_equals_pytorch(tied):
     config = replace(paper_config("hardest-cfl", "Tf"), tied=tied)
     ours = noisy(TransformerLM(config)).eval()
     theirs = copy_layers(pytorchs("Encoder", config, 5), ours.trunk).eval()
@@ -91,9 +91,11 @@ def test_language_model_is_pytorchs(tied):
     torch.testing.assert_close(ours(tokens), expected, atol=1e-6, rtol=0)
 
 
-def test_language_model_is_pytorchs_while_training():
-    """With the same random numbers: dropout is on the embeddings too, and nowhere else. One sequence, so that the
-    random numbers meet the same places of memory; float64, for which dropout is PyTorch's."""
+def test_language_model_equals_pytorch_in_training():
+    """With the same random numbers, dropout is in the same places, and also on the embeddings.
+
+    With one sequence only, so that the memory layouts agree, and in float64, for which dropout is PyTorch's.
+    """
     config = replace(paper_config("dyck", "Tf"), dropout=0.2)
     ours = noisy(TransformerLM(config))
     theirs = copy_layers(pytorchs("Encoder", config, 5), ours.trunk).double()
@@ -110,7 +112,7 @@ def test_language_model_is_pytorchs_while_training():
     torch.testing.assert_close(ours(tokens), ours(tokens), atol=0, rtol=0)
 
 
-def test_seq2seq_is_pytorchs():
+def test_seq2seq_equals_pytorch():
     ours = noisy(seq2seq("2", "3").double()).eval()
     encoder = copy_layers(pytorchs("Encoder", ours.config, 2).double(), ours.encoder).eval()
     decoder = copy_layers(pytorchs("Decoder", ours.config, 3).double(), ours.decoder).eval()
@@ -121,11 +123,11 @@ def test_seq2seq_is_pytorchs():
     mask = nn.Transformer.generate_square_subsequent_mask(T).double()
     float_padding = torch.zeros(B, 6).double().masked_fill(padding, -torch.inf)
     hidden = decoder(embed(ours, target), memory, tgt_mask=mask, memory_key_padding_mask=float_padding)
-    expected = linear(hidden, ours.embedding.table.weight)[..., :TOKENS]  # not all tokens can be predicted
+    expected = linear(hidden, ours.embedding.table.weight)[..., :TOKENS]  # the last tokens are not predicted
     torch.testing.assert_close(ours(source.masked_fill(padding, -5), target, lengths), expected, atol=1e-6, rtol=0)
 
 
-def test_seq2seq_reads_the_whole_source_from_the_first_target_on():
+def test_the_first_prediction_depends_on_the_whole_source():
     model = noisy(seq2seq("2", "1")).double().eval()
     source, target = torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long)
     before = model(source, target)
@@ -135,7 +137,7 @@ def test_seq2seq_reads_the_whole_source_from_the_first_target_on():
         assert not torch.isclose(model(changed, target)[0, 0], before[0, 0]).all()
 
 
-def test_stack_model_is_its_layers():
+def test_stack_model_equals_its_equations():
     """One superposition layer, written out with the reference operator."""
     model = noisy(lm("superposition-4", dropout=0.5)).double().eval()
     tokens = torch.randint(TOKENS, (B, T))
@@ -151,7 +153,7 @@ def test_stack_model_is_its_layers():
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_published_preset_is_another_activation(published):
+def test_push_activation(published):
     for layers, activation in (("superposition-3", "identity"), ("nondeterministic-2-2-2", "exp")):
         model = lm(layers, push_activation="published" if published else "sigmoid")
         assert model.trunk.layers[0].attention.function.push_activation == (activation if published else "sigmoid")
@@ -161,7 +163,7 @@ def test_published_preset_is_another_activation(published):
 
 
 def uniform(x, bound):
-    """Whether x looks like a sample from the uniform distribution on (-bound, bound)."""
+    """Whether x is plausible as a sample of the uniform distribution on (-bound, bound)."""
     n = x.numel()
     x = x.detach() / bound
     return bool(
@@ -177,7 +179,7 @@ def xavier(x, gain=1.0):
 
 
 def initialised_as_in_the_paper(model, s):
-    """Checks every parameter once; returns how many there were."""
+    """Check every parameter once; returns the number of parameters."""
     left = dict(model.named_parameters())
 
     def take(name):
@@ -223,7 +225,7 @@ def test_initialisation_of_translation(architecture):
     assert not hasattr(model, "output")
 
 
-def test_the_middle_feed_forward_starts_differently():
+def test_feed_forward_networks_of_stack_layers_have_another_initialisation():
     plain, stack = (TransformerLM(paper_config("dyck", name)).trunk.layers[2] for name in ("Tf", "Tf+Sup"))
     assert plain.feed_forward.function[0].bias.abs().max() > 0
     assert stack.feed_forward.function[0].bias.abs().max() == 0
@@ -231,7 +233,7 @@ def test_the_middle_feed_forward_starts_differently():
     assert stack.feed_forward.function[0].weight.abs().max() > 0.3
 
 
-def test_initialisation_comes_from_the_seed():
+def test_initialisation_depends_only_on_the_seed():
     models = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -312,7 +314,7 @@ def test_errors_name_the_argument(error, call, message):
         call()
 
 
-def test_positions_are_as_exact_as_the_model():
+def test_positional_encodings_have_the_precision_of_the_model():
     model = lm("1").double().eval()
     found = model.embedding(torch.zeros(1, 3000, dtype=torch.long), None) - model.embedding.table.weight[0] * sqrt(D)
     for t in (1, 2999):

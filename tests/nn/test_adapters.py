@@ -27,7 +27,7 @@ def encoder(stack: str = "superposition", *, index=1, seed=0, **options):
 
 
 def by_hand(layer, x, causal, padding=None):
-    """A layer of the encoder, norm behind, written out."""
+    """An encoder layer with post-norm, written out."""
     if isinstance(layer.self_attn, StackSelfAttention):
         y = layer.self_attn.stack(x, None if padding is None else (~padding).sum(1))
     else:
@@ -41,7 +41,7 @@ CAUSAL = torch.ones(T, T, dtype=torch.bool).triu(1)
 
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "fast path"])
-def test_is_the_layers_by_hand(stack, grad):
+def test_encoder_equals_its_layers_written_out(stack, grad):
     model, x = encoder(stack), torch.randn(B, T, D)
     with torch.set_grad_enabled(grad):
         y = model(x, mask=CAUSAL)
@@ -60,8 +60,8 @@ def test_causal(stack):
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_stack_reads_its_past(stack):
-    """Alone, with no softmax attention that could bring news of step 0."""
+def test_the_last_output_depends_on_the_first_input(stack):
+    """There is no softmax attention that could carry the information."""
     attention = StackSelfAttention(STACKS[stack](), batch_first=True)
     x = torch.randn(B, T, D, requires_grad=True)
     attention(x, x, x, need_weights=False)[0][:, -1].sum().backward()
@@ -73,7 +73,7 @@ def test_stack_reads_its_past(stack):
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "fast path"])
 def test_padding(stack, index, grad):
-    """Also without gradients, where an encoder of PyTorch's would turn to nested tensors."""
+    """Also without gradients, for which PyTorch's encoder would use nested tensors."""
     model, x = encoder(stack, index=index), torch.randn(B, T, D)
     lengths = torch.tensor([6, 2, 4])
     padding = torch.arange(T) >= lengths[:, None]
@@ -108,7 +108,7 @@ def test_time_first_and_single_sequences(norm_first):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_training(stack):
-    """The last step tells what the first one was. All steps between are alike, and only the stack looks back."""
+    """The last output must give the first input. Inputs in between are equal, and only the stack sees earlier steps."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 1)
@@ -145,7 +145,7 @@ def test_decoder():
     torch.testing.assert_close(y, z)
 
 
-def test_takes_device_type_and_mode_of_the_old_one():
+def test_replacement_keeps_device_dtype_and_mode():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 16, batch_first=True), 2).double().eval()
     replace(model, {0: STACKS["nondeterministic"]()})
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
@@ -157,7 +157,7 @@ def test_takes_device_type_and_mode_of_the_old_one():
     assert torch.equal(model(x), again(x))
 
 
-def test_masks_that_hide_only_the_future_are_fine():
+def test_causal_masks_are_accepted():
     attention = StackSelfAttention(STACKS["superposition"](), batch_first=True)
     x = torch.randn(B, T, D)
     y, weights = attention(x, x, x, need_weights=False)
@@ -180,7 +180,7 @@ def test_masks_that_hide_only_the_future_are_fine():
         ({"value": torch.zeros(B, T, D)}, "key, value: expected the same tensor as query"),
     ],
 )
-def test_what_cannot_be_honoured(change, message):
+def test_unsupported_arguments(change, message):
     attention = StackSelfAttention(STACKS["superposition"](), batch_first=True)
     x = torch.randn(B, T, D)
     with pytest.raises(ValueError, match=message):
@@ -192,7 +192,7 @@ def test_what_cannot_be_honoured(change, message):
     [(3, D, "expected indices from -3 to 2, got 3"), (0, 10, "expected d_model 8 in layer 0, got 10"),
      (1, D, "expected a MultiheadAttention in layer 1, got StackSelfAttention")],
 )  # fmt: skip
-def test_wrong_places(index, d_model, message):
+def test_wrong_layers(index, d_model, message):
     model = encoder()
     with pytest.raises(ValueError, match=message):
         replace(model, {index: SuperpositionStackAttention(d_model)})

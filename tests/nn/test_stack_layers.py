@@ -1,4 +1,4 @@
-"""Stack attention layers against the paper's equations, written out with the reference operators."""
+"""Stack attention layers compared with the paper's equations, written out with the reference operators."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def inputs():
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_superposition_is_the_papers(activation):
+def test_superposition_equals_its_equations(activation):
     layer, x = superposition(push_activation=activation), inputs()
     actions = torch.softmax(x @ layer.to_actions.weight.T, dim=-1)
     values = ACTIVATIONS[activation](x @ layer.to_values.weight.T)
@@ -41,7 +41,7 @@ def test_superposition_is_the_papers(activation):
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "exp"])
-def test_nondeterministic_is_the_papers(activation):
+def test_nondeterministic_equals_its_equations(activation):
     layer, x = nondeterministic(push_activation=activation), inputs()
     Q, S, m = 2, 3, 4
     nn.init.normal_(layer.bottom)
@@ -56,7 +56,7 @@ def test_nondeterministic_is_the_papers(activation):
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_nondeterministic_pushes_what_may_be_negative():
+def test_nondeterministic_pushes_negative_values():
     layer, x = nondeterministic(push_activation="identity"), inputs()
     y, weights = layer(x, return_weights=True)
     values = torch.cat([layer.bottom.sigmoid().expand(B, 1, -1), x @ layer.to_values.weight.T], dim=1)
@@ -65,7 +65,7 @@ def test_nondeterministic_pushes_what_may_be_negative():
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_superposition_weights_and_actions_are_what_was_used(heads):
+def test_superposition_weights_and_actions_give_the_output(heads):
     layer, x = superposition(heads=heads), inputs()
     y, weights, actions = layer(x, return_weights=True, return_actions=True)
     torch.testing.assert_close(y, layer(x))
@@ -81,7 +81,7 @@ def test_superposition_weights_and_actions_are_what_was_used(heads):
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_nondeterministic_weights_and_actions_are_what_was_used(heads):
+def test_nondeterministic_weights_and_actions_give_the_output(heads):
     layer, x = nondeterministic(heads=heads), inputs()
     nn.init.normal_(layer.bottom)
     y, weights, actions = layer(x, return_weights=True, return_actions=True)
@@ -101,7 +101,7 @@ def test_nondeterministic_weights_and_actions_are_what_was_used(heads):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_what_is_returned(kind):
+def test_optional_results(kind):
     layer, x = LAYERS[kind](), inputs()
     assert isinstance(layer(x), torch.Tensor)
     assert len(layer(x, return_weights=True)) == 2
@@ -111,7 +111,7 @@ def test_what_is_returned(kind):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_returned_weights_end_with_the_sequence(kind):
+def test_returned_weights_of_padding_are_zero(kind):
     layer, x = LAYERS[kind](heads=2), inputs()
     x[1, 3:] = torch.nan
     _, weights = layer(x, torch.tensor([5, 3]), return_weights=True)
@@ -121,7 +121,7 @@ def test_returned_weights_end_with_the_sequence(kind):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_heads_are_independent_stacks(kind):
-    """Two heads are two layers of one head, with their maps one above the other and their outputs added."""
+    """A layer with two heads equals two layers with one head each, with maps concatenated and outputs added."""
     layer, x = LAYERS[kind](heads=2), inputs()
     singles = [LAYERS[kind](), LAYERS[kind]()]
     with torch.no_grad():
@@ -135,7 +135,10 @@ def test_heads_are_independent_stacks(kind):
 
 
 def force(layer, kind, pattern):
-    """Inputs whose last feature is the step, and maps by which each step does what the pattern says: + - or ."""
+    """Set the maps so that each step takes the action in the pattern: push (+), pop (-) or keep (.).
+
+    Returns the inputs, whose last features encode the step.
+    """
     steps = torch.eye(len(pattern), dtype=torch.float64)
     x = torch.cat([torch.randn(len(pattern), D - 1, dtype=torch.float64), steps], dim=1)[None]
     layer.to_actions.weight.data.zero_()
@@ -151,7 +154,7 @@ def force(layer, kind, pattern):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_later_output_depends_on_an_earlier_pushed_vector(kind):
-    """Pushed at step 0, covered at 1, kept at 2, uncovered at 3: there and at steps 0 it is read, at 1 and 2 not."""
+    """The vector pushed at step 0 is covered at step 1 and uncovered at step 3: only steps 0 and 3 read it."""
     pattern = "++.-"
     d = D - 1 + len(pattern)
     if kind == "superposition":
@@ -182,7 +185,7 @@ def test_initialisation(kind):
         assert 0.08 < layer.bottom.abs().max() <= 0.1
 
 
-def test_the_vectors_are_as_large_as_the_model_unless_told():
+def test_the_default_embedding_size_is_d_model():
     assert SuperpositionStackAttention(7).to_values.weight.shape == (7, 7)
 
 

@@ -1,4 +1,4 @@
-"""Softmax attention, sublayers and layers against PyTorch's own and against what the paper says; layer lists."""
+"""Softmax attention and transformer layers compared with PyTorch's and with the paper; layer notation."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def multihead(attention, source=None):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("lengths", [None, LENGTHS])
-def test_self_attention_is_pytorchs(causal, lengths):
+def test_self_attention_equals_pytorch(causal, lengths):
     ours, x = SelfAttention(D, HEADS, causal=causal).double(), inputs()
     theirs = multihead(ours, ours.to_queries_keys_values)
     mask = nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64) if causal else None
@@ -59,7 +59,7 @@ def test_self_attention_is_pytorchs(causal, lengths):
     torch.testing.assert_close(found[real], expected[real])
 
 
-def test_bidirectional_attention_looks_ahead_but_not_into_the_padding():
+def test_bidirectional_attention_reads_later_steps_but_no_padding():
     attention, x = SelfAttention(D, HEADS, causal=False).double(), inputs()
     before = attention(x, LENGTHS)
     x[:, 3] += 1.0
@@ -72,7 +72,7 @@ def test_bidirectional_attention_looks_ahead_but_not_into_the_padding():
         attention.initial_state(B)
 
 
-def test_cross_attention_is_pytorchs_and_ignores_source_padding():
+def test_cross_attention_equals_pytorch_and_ignores_padding():
     ours, x, memory = CrossAttention(D, HEADS).double(), inputs(4), inputs()
     theirs = multihead(ours)
     torch.testing.assert_close(ours(x, ours.read(memory)), theirs(x, memory, memory, need_weights=False)[0])
@@ -112,10 +112,10 @@ def encoder_layer(ours, rate):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_layer_is_pytorchs_dropout_included(rate):
-    """In training mode too: the same seed gives the same result, so dropout is in the same places in the same order.
+def test_layer_equals_pytorch_with_dropout(rate):
+    """Also in training mode: the same seed gives the same result, so dropout is in the same places in the same order.
 
-    One sequence, since PyTorch's layer has batches the other way round in memory, which the random numbers follow.
+    With one sequence only, since the memory layout of PyTorch's batches differs, and random numbers follow the layout.
     """
     ours = TransformerLayer(SoftmaxSpec(), D, heads=HEADS, hidden_size=20, dropout=rate).double()
     theirs, x = encoder_layer(ours, rate), inputs()[:1]
@@ -134,7 +134,7 @@ def test_layer_is_pytorchs_dropout_included(rate):
 
 @pytest.mark.parametrize("spec", [SUPERPOSITION, NONDETERMINISTIC])
 @pytest.mark.parametrize("cross", [False, True])
-def test_stack_layer_is_the_papers_dropout_included(spec, cross):
+def test_stack_layer_equals_its_equations_with_dropout(spec, cross):
     layer = TransformerLayer(spec, D, heads=HEADS, hidden_size=20, dropout=0.3, cross_attention=cross).double()
     x, memory = inputs(), inputs(4)
     for parameter in layer.parameters():
@@ -210,12 +210,12 @@ LISTS = {
 
 
 @pytest.mark.parametrize("text", LISTS)
-def test_layer_lists_as_text(text):
+def test_layer_notation(text):
     assert parse_layers(text) == LISTS[text]
     assert format_layers(LISTS[text]) == text
 
 
-def test_neighbouring_numbers_are_one():
+def test_formatting_adds_neighbouring_numbers():
     assert format_layers(parse_layers("1.2.superposition-3x1.1.1")) == "3.superposition-3.2"
 
 
@@ -244,7 +244,7 @@ def test_neighbouring_numbers_are_one():
         ("superpositoin-3", "superpositoin-3"),
     ],
 )
-def test_wrong_lists_are_named(text, part):
+def test_wrong_notation_is_refused(text, part):
     with pytest.raises(ValueError, match=r"^layers: expected parts like '2'") as error:
         parse_layers(text)
     assert str(error.value).endswith(f"got {part!r} in {text!r}")

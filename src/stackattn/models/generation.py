@@ -1,8 +1,8 @@
-"""Generation: greedy, sampling and beam search, for every model with `initial_state` and `extend`.
+"""Text generation: greedy decoding, sampling and beam search, for every model with `initial_state` and `extend`.
 
-All three read prompts (B, T), BOS first and padded behind `lengths`, on top of a state: a fresh one for a language
-model, `model.initial_state(source, lengths)` for `Seq2SeqTransformer`. They return what follows each prompt. The model
-runs without dropout and without gradients, whatever its mode; a state that is handed in was made before that.
+All functions take prompts (B, T) that begin with bos and are padded on the right, and return a continuation of each
+prompt. For a `Seq2SeqTransformer`, pass the state `model.initial_state(source, lengths)`. The model runs in evaluation
+mode and without gradients, and returns to its previous mode afterwards.
 
 Examples::
 
@@ -27,14 +27,14 @@ from .transformer import Seq2SeqTransformer
 
 @dataclass(frozen=True)
 class Generated:
-    """What follows one prompt."""
+    """Continuation of one prompt."""
 
     tokens: list[int]
-    """Without EOS."""
+    """The new tokens, without eos."""
     log_prob: float
-    """Of the tokens given the prompt, and of EOS if it came."""
+    """Log-probability of the new tokens given the prompt, including eos if finished."""
     finished: bool
-    """Whether EOS came within the limit."""
+    """Whether the model predicted eos within the limit."""
 
 
 def greedy(
@@ -46,23 +46,33 @@ def greedy(
     eos: int | None = None,
     lengths: Tensor | None = None,
 ) -> list[Generated]:
-    """The most probable token at every step.
+    """Generate the most probable token at every step.
 
     Args:
-        model: with `extend`, and with `initial_state` if there is no `state`.
-        prompts: (B, T)
-            What is read first; the last token asks for the first new one.
-        state: what came before the prompts, if it is not an empty state of the model.
-        max_new_tokens: the limit, EOS included.
-        eos: the token that ends a sequence; without it all run to the limit.
+        model: a model with `extend`, and with `initial_state` if `state` is not given.
+        prompts: (B, T), int64 or int32
+            Tokens to read first.
+        state: state before the prompts (default: the model's initial state; required for a `Seq2SeqTransformer`).
+        max_new_tokens: largest number of new tokens, eos included.
+        eos: token that ends a sequence (default: all sequences have `max_new_tokens` tokens).
         lengths: (B,), optional
-            Of the prompts, at least 1.
+            Number of tokens of each prompt, at least 1; the rest is padding.
+
+    Returns:
+        One continuation per prompt.
+
+    Raises:
+        ValueError: an argument is invalid, or the model's logits are nan.
+
+    Examples::
+
+        results = greedy(model, torch.full((8, 1), bos), eos=eos, max_new_tokens=50)
     """
 
     def choose(log_probs: Tensor, _: Tensor) -> Tensor:
         return log_probs.argmax(-1)
 
-    return _one_by_one(model, prompts, state, choose, max_new_tokens, eos, lengths)
+    return _extend_prompts(model, prompts, state, choose, max_new_tokens, eos, lengths)
 
 
 def sample(
@@ -78,31 +88,43 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Generated]:
-    """A random token at every step, from the model's distribution at `temperature`, cut to the `top_k` most probable
-    tokens and then to the fewest that have `top_p` of what is left.
+    """Draw a random token at every step.
 
-    Arguments as for `greedy`. With a seeded `generator` the samples are repeatable, and none of them depends on where
-    the others in the batch end. Log-probabilities are the model's own, whatever the temperature and the cuts.
+    Args:
+        temperature: divisor of the logits, positive.
+        top_k: draw from the `top_k` most probable tokens only.
+        top_p: after `top_k`, draw from the smallest set of most probable tokens with at least this share of the
+            remaining probability.
+        generator: source of random numbers. With a seed, samples are reproducible, and each sample is independent of
+            when the others finish.
+
+    The other arguments, the results and the errors are those of `greedy`. Log-probabilities are those of the model,
+    before temperature, `top_k` and `top_p`.
+
+    Examples::
+
+        generator = torch.Generator().manual_seed(0)
+        sample(model, torch.full((8, 1), bos), eos=eos, max_new_tokens=50, top_p=0.9, generator=generator)
     """
     if not temperature > 0:
-        raise ValueError(f"temperature: expected a positive number, got {temperature!r}; for the limit 0 use `greedy`")
+        raise ValueError(f"temperature: expected a positive number, got {temperature!r}; use `greedy` for the limit 0")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k: expected a positive integer, got {top_k!r}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: expected a number above 0 and up to 1, got {top_p!r}")
+        raise ValueError(f"top_p: expected a number greater than 0 and at most 1, got {top_p!r}")
     device = generator.device if generator is not None else "cpu"
 
     def choose(log_probs: Tensor, rows: Tensor) -> Tensor:
-        # One number for every prompt, also for those that have ended: nobody's luck depends on the others.
+        # Draw for finished prompts too, so that each sample is independent of when the others finish.
         uniform = torch.rand(prompts.shape[0], generator=generator, dtype=torch.float64, device=device)
         probs = (log_probs.double() / temperature).softmax(-1)
         return _draw(_cut(probs, top_k, top_p), uniform.to(rows.device)[rows])
 
-    return _one_by_one(model, prompts, state, choose, max_new_tokens, eos, lengths)
+    return _extend_prompts(model, prompts, state, choose, max_new_tokens, eos, lengths)
 
 
 def _cut(probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Zeros in place of the tokens that cannot be drawn; not normalised."""
+    """Set the probabilities of excluded tokens to 0; the result is not normalised."""
     if top_k is not None and top_k < probs.shape[-1]:
         values, tokens = probs.topk(top_k, dim=-1)
         probs = torch.zeros_like(probs).scatter(-1, tokens, values)
@@ -115,13 +137,14 @@ def _cut(probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 
 
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """(B, V) weights and (B,) numbers in [0, 1) -> (B,) tokens, all of positive weight"""
+    """Weights (B, V) and numbers (B,) in [0, 1) -> tokens (B,) with positive weights"""
     sums = weights.cumsum(-1)
-    # Doubles below 1 times the total stay below it, so some sum is above: the first such one grew by its own weight.
+    # A float64 below 1 times the total is below the total, so some sum is greater. The first such sum belongs to a
+    # token with a positive weight.
     return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0]
 
 
-def _one_by_one(
+def _extend_prompts(
     model: nn.Module,
     prompts: Tensor,
     state: Any,
@@ -130,14 +153,14 @@ def _one_by_one(
     eos: int | None,
     lengths: Tensor | None,
 ) -> list[Generated]:
-    """One hypothesis for each prompt. `choose` takes log-probabilities (R, V) and the prompts they belong to (R,)."""
+    """Extend one hypothesis per prompt. `choose` takes log-probabilities (R, V) and the prompt of each row (R,)."""
     B, device = prompts.shape[0], prompts.device
     tokens_of: list[list[int]] = [[] for _ in range(B)]
     log_prob_of = [0.0] * B
     finished = [False] * B
     with _evaluating(model):
         log_probs, state = _read(model, prompts, state, lengths, eos, max_new_tokens)
-        rows = torch.arange(B, device=device)  # (R,): the prompts that are still in the batch
+        rows = torch.arange(B, device=device)  # (R,): prompts that are still in the batch
         for step in range(max_new_tokens):
             tokens = choose(log_probs, rows)
             chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
@@ -152,7 +175,7 @@ def _one_by_one(
             left = [i for i, b in enumerate(rows.tolist()) if not finished[b]]
             if not left or step + 1 == max_new_tokens:
                 break
-            # To leave rows out is to copy the others: wait until an eighth has ended.
+            # Dropping rows copies all others, so wait until an eighth has finished.
             if len(left) <= len(rows) * 7 / 8:
                 index = torch.tensor(left, device=device)
                 rows, tokens, state = rows[index], tokens[index], state.reorder(index)
@@ -163,11 +186,11 @@ def _one_by_one(
 @dataclass(frozen=True)
 class _Hypothesis:
     log_prob: float
-    length: int  # predicted tokens, EOS included
+    length: int  # predicted tokens, eos included
     finished: bool
-    row: int  # of the state that `token` extends
+    row: int  # row of the state that `token` extends
     token: int
-    before: _Hypothesis | None  # None: nothing is predicted yet
+    before: _Hypothesis | None  # None if nothing is predicted yet
 
     @property
     def score(self) -> float:
@@ -193,12 +216,21 @@ def beam_search(
     max_new_tokens: int = 256,
     lengths: Tensor | None = None,
 ) -> list[Generated]:
-    """The paper's beam search, for all prompts at once. Arguments as for `greedy`.
+    """Search for the best continuation of each prompt, as in the paper.
 
-    A beam holds up to `beam_size` hypotheses, finished (by EOS) and unfinished together. At every step each unfinished
-    one proposes its `beam_size` best next tokens, and the best of all stay: by log-probability divided by the number
-    of predicted tokens, EOS included. The search for a prompt ends when the best one is finished. At the limit it
-    returns the best unfinished one, even if there are finished ones below it.
+    A beam holds up to `beam_size` hypotheses, finished and unfinished ones together. At every step, each unfinished
+    hypothesis proposes its `beam_size` most probable next tokens, and the best hypotheses remain. Their score is the
+    log-probability divided by the number of predicted tokens, eos included. The search for a prompt ends when its best
+    hypothesis is finished. At the limit it returns the best hypothesis, even if it is unfinished.
+
+    Args:
+        beam_size: largest number of hypotheses per prompt.
+
+    The other arguments, the results and the errors are those of `greedy`.
+
+    Examples::
+
+        beam_search(translator, bos_column, translator.initial_state(source, lengths), eos=eos, beam_size=4)
     """
     if beam_size < 1:
         raise ValueError(f"beam_size: expected a positive integer, got {beam_size!r}")
@@ -206,7 +238,7 @@ def beam_search(
     with _evaluating(model):
         log_probs, state = _read(model, prompts, state, lengths, eos, max_new_tokens)
         k = min(beam_size, log_probs.shape[-1])
-        beams = {b: [hypothesis] for b, hypothesis in enumerate(best)}  # of the prompts whose search goes on
+        beams = {b: [hypothesis] for b, hypothesis in enumerate(best)}  # of the prompts whose search continues
         for step in range(max_new_tokens):
             top = log_probs.topk(k, dim=-1)
             proposals = enumerate(zip(top.values.tolist(), top.indices.tolist(), strict=True))
@@ -229,8 +261,8 @@ def beam_search(
 def _advance(
     beam: list[_Hypothesis], proposals: Iterator[tuple[int, tuple[list[float], list[int]]]], eos: int, k: int
 ) -> list[_Hypothesis]:
-    """The beam after one more step. Its unfinished hypotheses take the next of `proposals`: row, log-probabilities and
-    tokens."""
+    """Return the beam after one more step. Each unfinished hypothesis takes the next item of `proposals`: its row,
+    log-probabilities and tokens."""
     new: list[_Hypothesis] = []
     for hypothesis in beam:
         if hypothesis.finished:
@@ -246,6 +278,7 @@ def _advance(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; the modes of all modules are restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -259,17 +292,17 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _read(
     model: nn.Module, prompts: Tensor, state: Any, lengths: Tensor | None, eos: int | None, max_new_tokens: int
 ) -> tuple[Tensor, Any]:
-    """Log-probabilities (B, V) of what follows the prompts, and the state behind them."""
+    """Read the prompts; returns log-probabilities (B, V) of the next token, and the state."""
     if prompts.dim() != 2 or prompts.shape[1] == 0 or prompts.is_floating_point():
         got = f"{tuple(prompts.shape)} of {prompts.dtype}"
-        raise ValueError(f"prompts: expected tokens (B, T), at least BOS in each, got {got}")
+        raise ValueError(f"prompts: expected tokens of shape (B, T) with T of at least 1, got {got}")
     B, T = prompts.shape
     if lengths is not None and (
         lengths.shape != (B,) or lengths.is_floating_point() or not all(1 <= n <= T for n in lengths.tolist())
     ):
         raise ValueError(f"lengths: expected {B} integers from 1 to {T}, got {lengths.tolist()}")
     if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens: expected a whole number, got {max_new_tokens!r}")
+        raise ValueError(f"max_new_tokens: expected an integer of at least 0, got {max_new_tokens!r}")
     if state is None:
         if isinstance(model, Seq2SeqTransformer):
             raise ValueError("state: expected `model.initial_state(source, lengths)`, got None")
@@ -277,7 +310,7 @@ def _read(
     logits, state = model.extend(prompts, state, lengths)  # pyright: ignore
     V = logits.shape[-1]
     if eos is not None and not 0 <= eos < V:
-        raise ValueError(f"eos: expected one of the {V} tokens that the model predicts, got {eos!r}")
+        raise ValueError(f"eos: expected a token from 0 to {V - 1}, got {eos!r}")
     last = T - 1 if lengths is None else lengths.long() - 1
     return _log_probs(logits[torch.arange(B, device=logits.device), last]), state
 
@@ -289,6 +322,6 @@ def _step(model: nn.Module, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
 
 def _log_probs(logits: Tensor) -> Tensor:
     log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    if log_probs.sum().isnan():  # none is above 0, so only nan gives nan
-        raise ValueError("the model's logits are nan")
+    if log_probs.sum().isnan():  # no value is positive, so the sum is nan only if a value is
+        raise ValueError("model: expected logits that are numbers, got nan")
     return log_probs

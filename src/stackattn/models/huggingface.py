@@ -1,5 +1,7 @@
-"""GPT-2 of Hugging Face with stack attention in some of its layers (extra `hf`). Importing this module makes the model
-known to `AutoModelForCausalLM`."""
+"""GPT-2 of Hugging Face with stack attention in some of its layers (needs the extra `hf`).
+
+Importing this module registers the model with `AutoModelForCausalLM`.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,16 @@ from ..nn.adapters import check_past_is_visible, without_padding_anywhere
 
 
 class StackGPT2Config(GPT2Config):
-    """GPT-2 with `stack_layers`, such as `5.nondeterministic-3-3-5.6`: 5 layers of GPT-2, one with a stack, and 6 more.
-    With None, all are GPT-2's own."""
+    """Configuration of GPT-2 with stack attention."""
 
     model_type = "stackattn-gpt2"
     stack_layers: str | None = None
+    """All `n_layer` layers in the notation of `parse_layers`. `5.nondeterministic-3-3-5.6` has 5 layers of GPT-2, one
+    with a stack, and 6 more of GPT-2. None: all layers are GPT-2's."""
 
 
 class StackCacheLayer(CacheLayerMixin):
-    """In a cache, the state of a stack where other layers have keys and values."""
+    """Cache layer that holds the state of a stack instead of keys and values."""
 
     is_sliding = False
 
@@ -70,23 +73,31 @@ class StackCacheLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise NotImplementedError("a stack does not go back: generation that takes tokens back needs another cache")
+            raise NotImplementedError(
+                "a stack cannot remove tokens; use a generation method that does not crop the cache"
+            )
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise TypeError("a stack's cache holds no keys and values")
+        raise TypeError("the cache of a stack layer holds no keys and values")
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise TypeError("a stack's cache holds no keys and values")
+        raise TypeError("the cache of a stack layer holds no keys and values")
 
     def offload(self) -> None:
-        """Small as it is, the state stays where it is used."""
+        """Do nothing: the state is small and stays on its device."""
 
     def prefetch(self) -> None:
-        pass
+        """Do nothing; see `offload`."""
 
 
 class GPT2StackAttention(nn.Module):
-    """Stack attention that is called as GPT-2's blocks call their attention. Its state lives in their cache."""
+    """Stack attention with the interface of GPT-2's attention. Its state is stored in the model's cache.
+
+    Args:
+        stack: the stack attention layer.
+        layer_idx: index of the layer in the model.
+        dropout: dropout rate of the output.
+    """
 
     def __init__(self, stack: StackAttention, layer_idx: int, dropout: float = 0.0):
         super().__init__()
@@ -101,8 +112,7 @@ class GPT2StackAttention(nn.Module):
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """(B, T, d_model) -> (B, T, d_model), and None for the weights. `kwargs` has what only other kinds of attention
-        want."""
+        """(B, T, d_model) -> the output (B, T, d_model), and None for the weights. `kwargs` are ignored."""
         layer = None if past_key_values is None else self._cache_layer(past_key_values)
         real = _real_steps(attention_mask, *hidden_states.shape[:2])
 
@@ -116,7 +126,7 @@ class GPT2StackAttention(nn.Module):
         return self.dropout(y), None
 
     def _cache_layer(self, cache: Cache) -> StackCacheLayer:
-        """The place of this layer in the cache, where there may still be one for keys and values."""
+        """Return the cache layer of this stack; an empty one for keys and values is replaced."""
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
         while len(cache.layers) <= self.layer_idx:
@@ -125,29 +135,33 @@ class GPT2StackAttention(nn.Module):
         if isinstance(layer, StackCacheLayer):
             return layer
         if type(layer) is not DynamicLayer or layer.get_seq_length():
-            got = f"a {type(layer).__name__} in layer {self.layer_idx}"
-            raise ValueError(f"past_key_values: expected a DynamicCache, empty or filled by this model, got {got}")
+            found = f"a {type(layer).__name__} in layer {self.layer_idx}"
+            raise ValueError(f"past_key_values: expected a DynamicCache, empty or filled by this model, got {found}")
         new = cache.layers[self.layer_idx] = StackCacheLayer()
         return new
 
 
 def _real_steps(mask: Tensor | None, B: int, T: int) -> Tensor | None:
-    """Which of the last T steps are no padding, (B, T), from a mask of any of the forms that attention gets."""
+    """Convert a mask in any of GPT-2's formats to (B, T): which of the last T steps are not padding."""
     if mask is None:
         return None
     if mask.dim() == 2:
         return mask[:, -T:].bool()
-    # (B, 1, T, steps so far): True, or 0 to be added, where one may look
+    # (B, 1, T, steps so far): True, or an added 0, where attention is allowed
     visible = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
-        raise ValueError("attention_mask: expected only 0 and -inf: a stack has no logits to add other numbers to")
+        raise ValueError(
+            "attention_mask: expected only the values 0 and -inf: stack attention has no logits to add other values to"
+        )
     visible = visible[:, 0, :, -T:].expand(B, T, T)
-    real = visible.diagonal(dim1=1, dim2=2)  # padding is hidden even from itself
+    real = visible.diagonal(dim1=1, dim2=2)  # padding is hidden from itself, too
     check_past_is_visible("attention_mask", visible | ~real[:, None] | ~real[..., None])
     return real
 
 
 class _StackWeights(GPT2PreTrainedModel):
+    """Initialisation of the stack layers."""
+
     config_class = StackGPT2Config
 
     @torch.no_grad()
@@ -158,12 +172,14 @@ class _StackWeights(GPT2PreTrainedModel):
 
 
 class StackGPT2Model(_StackWeights, GPT2Model):
+    """GPT-2 without a language modelling head, with stack attention in the layers of `config.stack_layers`."""
+
     def __init__(self, config: StackGPT2Config):
         super().__init__(config)
-        specs = parse_layers(config.stack_layers or str(config.n_layer))
+        specs = parse_layers(config.stack_layers or config.n_layer, "stack_layers")
         if len(specs) != config.n_layer:
             raise ValueError(
-                f"stack_layers: expected {config.n_layer} layers in all, got {len(specs)} in {config.stack_layers!r}"
+                f"stack_layers: expected {config.n_layer} layers in total, got {len(specs)} in {config.stack_layers!r}"
             )
         for i, spec in enumerate(specs):
             if isinstance(spec, StackSpec):
@@ -171,7 +187,10 @@ class StackGPT2Model(_StackWeights, GPT2Model):
 
 
 class StackGPT2LMHeadModel(_StackWeights, GPT2LMHeadModel):
-    """A language model with all that `GPT2LMHeadModel` has: `generate()`, `save_pretrained`, `from_pretrained`.
+    """GPT-2 language model with stack attention. It supports `generate`, `save_pretrained` and `from_pretrained`.
+
+    Raises:
+        ValueError: `stack_layers` does not have `n_layer` layers.
 
     Examples::
 
@@ -181,7 +200,7 @@ class StackGPT2LMHeadModel(_StackWeights, GPT2LMHeadModel):
     """
 
     def __init__(self, config: StackGPT2Config):
-        GPT2PreTrainedModel.__init__(self, config)  # GPT2LMHeadModel's would build a GPT2Model in vain
+        GPT2PreTrainedModel.__init__(self, config)  # GPT2LMHeadModel.__init__ would build a GPT2Model
         self.transformer = StackGPT2Model(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.post_init()
