@@ -50,8 +50,20 @@ def make_run(tmp_path, saved_models):
         path.mkdir(parents=True)
         (path / "config.json").write_text(json.dumps(to_values(config)))
         rows = [
-            {"evaluation": e, "epoch": e, "score": 2 - e / 4, "cross_entropy": 2 - e / 4, "train_loss": 9.0}
-            | {"cross_entropy_difference": 0.9 - e / 4 + seed / 100, "learning_rate": 0.01, "seconds": 60.0 * e}
+            {
+                "evaluation": e,
+                "epoch": e,
+                "score": 2 - e / 4,
+                "cross_entropy": 2 - e / 4,
+                "train_loss": 9.0,
+                "examples": e,
+            }
+            | {
+                "cross_entropy_difference": 0.9 - e / 4 + seed / 100,
+                "learning_rate": 0.01,
+                "seconds": 60.0 * e,
+                "examples": 100 * e,
+            }
             for e in (1, 2)
         ]
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if best))

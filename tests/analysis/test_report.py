@@ -142,7 +142,8 @@ def test_all_runs_are_compared_on_the_same_strings(make_run, tmp_path, capsys):
 def test_runs_without_a_best_model_are_in_the_table(make_run, tmp_path, capsys):
     import shutil
 
-    kept = {"lengths": [{"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0, "difference_from_floor": None}]}
+    kept = {"lengths": [{"length": 6, "cross_entropy": 1.5, "lower_bound": 1.0}]}
+    kept["lengths"][0] |= {"difference": 0.5, "difference_from_floor": None}
     for name in ("a", "b", "c"):
         folder = make_run(folder=f"sweep/{name}")
         (folder / "test.json").write_text(json.dumps({"per_length": 5, **kept}))
@@ -350,9 +351,9 @@ def test_strings_with_unseen_lengths(make_run, tmp_path):
 
 DAMAGES = {
     "config": ("config.json", "{", "config.json, line 1"),
-    "metrics": ("metrics.jsonl", '{"epoch": 1}\n', "metrics.jsonl, line 1: missing key 'score'"),
+    "metrics": ("metrics.jsonl", '{"epoch": 1}\n', "metrics.jsonl, line 1: missing key 'evaluation'"),
     "json": ("metrics.jsonl", "{\n", "metrics.jsonl"),
-    "test": ("test.json", '{"lengths": []}', "test.json: missing key"),
+    "test": ("test.json", '{"lengths": []}', "test.json: missing key 'per_length'"),
     "result": ("result.json", "{}", "result.json: missing key 'stopped'"),
     "model": ("best/config.json", "{}", "best"),
 }

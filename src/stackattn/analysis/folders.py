@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,19 +46,16 @@ class RunFolder:
         if not _is_cfl(folder):
             raise RunError(f"{folder}: expected a run of `stackattn cfl`; other runs cannot be analysed")
         config = config_of(CFLConfig, folder)
-        try:
-            metrics = run.metrics()
-        except ValueError as error:
-            raise RunError(f"{folder / 'metrics.jsonl'}: {error}") from None
+        metrics = run.metrics()
         for number, row in enumerate(metrics, 1):
-            keys = "epoch", "score", "cross_entropy_difference", "seconds"
-            _require(row, keys, f"{folder / 'metrics.jsonl'}, line {number}")
-        state = "not finished"
-        if run.finished:
-            result = run.result()
-            _require(result, ["stopped"], folder / "result.json")
-            state = "all epochs done" if result["stopped"] == "max_epochs" else str(result["stopped"])
-        return cls(folder, name, config, metrics, state, run.without_model, _saved_test(run))
+            if row.get("cross_entropy_difference") is None:
+                raise RunError(f"{folder / 'metrics.jsonl'}, line {number}: missing key 'cross_entropy_difference'")
+        stopped = run.result()["stopped"] if run.finished else "not finished"
+        state = "all epochs done" if stopped == "max_epochs" else stopped
+        test = run.test()
+        if test is not None and "per_length" not in test:
+            raise RunError(f"{folder / 'test.json'}: missing key 'per_length'")
+        return cls(folder, name, config, metrics, state, run.without_model, test)
 
     @cached_property
     def language(self) -> Language:
@@ -146,20 +142,3 @@ def _is_cfl(folder: Path) -> bool:
         return "language" in TrainingRun(folder).config()
     except (RunError, ValueError, TypeError):
         return True
-
-
-def _saved_test(run: TrainingRun) -> dict[str, Any] | None:
-    test, path = run.test(), run.folder / "test.json"
-    if test is None:
-        return None
-    _require(test, ("per_length", "lengths"), path)
-    for row in test["lengths"]:
-        _require(row, ("length", "cross_entropy", "lower_bound", "difference_from_floor"), path)
-    return test
-
-
-def _require(values: Any, keys: Iterable[str], source: object) -> None:
-    if not isinstance(values, dict):
-        raise RunError(f"{source}: expected an object with keys, got {values!r}")
-    if missing := [key for key in keys if key not in values]:
-        raise RunError(f"{source}: missing key {missing[0]!r}")
