@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -9,8 +11,8 @@ from torch.autograd import forward_ad
 from . import dispatch
 
 
-def is_plain(*tensors: Tensor) -> bool:
-    """True for ordinary float32 tensors on the CPU outside of torch.compile, torch.func, forward-mode differentiation,
+def is_plain(*tensors: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
+    """True for ordinary tensors of these dtypes on the CPU outside of torch.compile, torch.func, forward-mode differentiation,
     tracing and tensor subclasses, if the kernel is available."""
     return (
         dispatch.kernel is not None
@@ -19,7 +21,7 @@ def is_plain(*tensors: Tensor) -> bool:
         and not is_forward_mode()
         and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
-        and all(x.dtype == torch.float32 and x.device.type == "cpu" and x.layout == torch.strided for x in tensors)
+        and all(x.dtype in dtypes and x.device.type == "cpu" and x.layout == torch.strided for x in tensors)
     )
 
 

@@ -134,3 +134,37 @@ def _state_call(name: str, extension: Extension, data: Tensor, *tensors: Tensor 
     superposition = extension.superposition
     arguments = _ACTIONS if superposition else _TRANSITIONS
     return _call(name, arguments, extension.lengths, data, extension.before, superposition, *tensors)
+
+
+def kept_charts(steps: Tensor, values: Tensor, limit: int) -> Tensor | None:
+    """Memory for the charts of `readings`, or None if they would need more than `limit` bytes."""
+    assert kernel is not None
+    B, T = steps.shape[:2]
+    Q, S = steps.shape[2:4] if steps.dim() == 5 else (1, 1)
+    size = kernel.kept_size(Q, S, T, values.shape[2])
+    return empty_states(B, size) if 8 * B * size <= limit else None
+
+
+def readings(
+    steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None, *, superposition: bool
+) -> Tensor:
+    """Stack readings; the charts of the forward pass are stored in `kept` for `readings_backward`."""
+    B, T = steps.shape[:2]
+    wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
+    shape = (B, T, values.shape[2]) if superposition else (*steps.shape[:4], values.shape[2])
+    result = wide.new_empty(shape)
+    arguments = _ACTIONS if superposition else _TRANSITIONS
+    _call("readings", arguments, lengths, wide, vectors, superposition, kept, result)
+    return result.to(steps.dtype)
+
+
+def readings_backward(
+    grad: Tensor, steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None, *, superposition: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of steps and values; without `kept`, the charts are computed again."""
+    wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
+    grad_steps, grad_values = torch.empty_like(wide), torch.empty_like(vectors)
+    arguments = _ACTIONS if superposition else _TRANSITIONS
+    grads = _readable(grad.to(steps.dtype)), grad_steps, grad_values
+    _call("readings_backward", arguments, lengths, wide, vectors, superposition, kept, *grads)
+    return grad_steps.to(steps.dtype), grad_values.to(values.dtype)

@@ -33,13 +33,17 @@ class Chart {
   // Whole vectors, and small where sequences are short: more of a small tile is above the diagonal.
   static int block_size(int Q, int n) { return Q == 1 ? 48 : Q == 2 ? 24 : Q <= 4 && n > 128 ? 16 : 8; }
 
-  Chart(Workspace& work, int n, int Q, int S, bool superposition, bool with_gradient)
+  // `columns` is the length of the panels' rows; 0: a column for each attention weight. The forward pass is stored in
+  // `kept` if that is not null, so that a later chart in the same memory can start with the backward pass. `extra` is the
+  // number of values that a derived class takes.
+  Chart(Workspace& work, int n, int Q, int S, bool superposition, bool with_gradient, long columns = 0,
+        double* kept = nullptr, long extra = 0)
       : n(n), Q(Q), S(S), QS(Q * S), b(block_size(Q, n)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
-        tiles_(long(blocks) * (blocks + 1) / 2 * ld * ld), panels_(long(blocks) * (blocks + 1) / 2 * ld * b),
-        steps_(long(n) * (2 * QS * QS + QS * Q)),
-        work_(work) {
-    work.start(A::kPlanes * ((2 + 3 * with_gradient) * (S * tiles_ + 8) + (1 + 2 * with_gradient) * (S * panels_ + 8) +
-                             (1 + with_gradient) * (steps_ + 24 + long(n + 1) * QS + 8) + n + 17));
+        tiles_(long(blocks) * (blocks + 1) / 2 * ld * ld),
+        panels_(columns ? long(blocks) * ld * columns : long(blocks) * (blocks + 1) / 2 * ld * b),
+        steps_(long(n) * (2 * QS * QS + QS * Q)), columns_(columns),
+        work_(work), kept_(kept) {
+    work.start(A::kPlanes * ((kept ? 0 : forward_size()) + with_gradient * gradient_size() + extra + 8));
     D_ = take(S * tiles_);
     P_ = take(S * tiles_);
     F_ = take(S * panels_);
@@ -48,6 +52,7 @@ class Chart {
     pop_ = take(long(n) * QS * Q);
     alpha_ = take(long(n + 1) * QS);
     mass_ = take(n + 1);
+    kept_ = nullptr;
     if (with_gradient) {
       DT_ = take(S * tiles_);
       dD_ = take(S * tiles_);
@@ -59,6 +64,16 @@ class Chart {
       dpop_ = take(long(n) * QS * Q);
       dalpha_ = take(long(n + 1) * QS);
     }
+  }
+
+  virtual ~Chart() = default;
+
+  // Values that the forward pass stores.
+  long forward_size() const { return forward_size(n, Q, S, columns_); }
+  static long forward_size(int n, int Q, int S, long columns) {
+    const long b = block_size(Q, n), blocks = (n + b) / b, triangle = blocks * (blocks + 1) / 2, QS = Q * S;
+    const long tiles = triangle * b * Q * b * Q, panels = columns ? blocks * b * Q * columns : triangle * b * Q * b;
+    return S * (2 * tiles + panels) + n * (2 * QS * QS + QS * Q) + (n + 1) * (QS + 1) + 64;
   }
 
   // Weights of step t = 1..n, as matrices (q,x) x (r,y), (q,x) x (r,y) and (q,x) x r.
@@ -101,24 +116,33 @@ class Chart {
     }
   }
 
- private:
-  long tiles_, panels_, steps_;
+ protected:
+  long tiles_, panels_, steps_, columns_;
   Workspace& work_;
+  double* kept_;  // where `take` takes from; null: the workspace
   Ptr D_, P_, F_, DT_, dD_, dP_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
   Ptr push_, repl_, pop_, dpush_, drepl_, dpop_, alpha_, dalpha_, mass_;
 
-  Ptr take(long count) { return A::at(work_.take(A::kPlanes * ((count + 7) / 8 * 8)), (count + 7) / 8 * 8); }
+  long gradient_size() const { return 3 * S * tiles_ + 2 * S * panels_ + steps_ + long(n + 1) * QS + 72; }
+  Ptr take(long count) {
+    const long room = (count + 7) / 8 * 8;
+    double* memory = kept_ ? kept_ : work_.take(A::kPlanes * room);
+    if (kept_) kept_ += A::kPlanes * room;
+    return A::at(memory, room);
+  }
 
   int begin(int block) const { return block * b; }
   int end(int block) const { return std::min(begin(block) + b, n + 1); }  // one past the block's last time point
   int columns(int T) const { return (end(T) - begin(T)) * Q; }
-  int width(int T) const { return (T + 1) * b; }  // length of a panel's row
+  int width(int T) const { return columns_ ? columns_ : (T + 1) * b; }  // length of a panel's row
 
   Ptr tile(Ptr chart, int w, int J, int T) const {
     return chart + (w * tiles_ + (long(T) * (T + 1) / 2 + J) * ld * ld);
   }
   Ptr row(Ptr chart, int w, int j, int T) const { return tile(chart, w, j / b, T) + long(j % b) * Q * ld; }
-  Ptr panel(Ptr chart, int y, int T) const { return chart + (y * panels_ + long(T) * (T + 1) / 2 * ld * b); }
+  Ptr panel(Ptr chart, int y, int T) const {
+    return chart + (y * panels_ + (columns_ ? T * ld * columns_ : long(T) * (T + 1) / 2 * ld * b));
+  }
   Ptr f_row(Ptr chart, int y, int t) const { return panel(chart, y, t / b) + long(t % b) * Q * width(t / b); }
 
   // One term for each symbol z: transition matrix of (.., w) x (.., z) times row j of X_z in block column T.
@@ -186,7 +210,7 @@ class Chart {
     }
   }
 
-  void fill_panel(int T) {
+  virtual void fill_panel(int T) {
     std::vector<Product> terms(S + 1);
     for (int y = 0; y < S; ++y)
       for (int I = 0; I < T; I += kWide) {  // some blocks of i at once: longer rows
@@ -234,7 +258,7 @@ class Chart {
     }
   }
 
-  void unfill_panel(int T) {
+  virtual void unfill_panel(int T) {
     std::vector<Product> terms(S + 1);
     for (int z = 0; z < S; ++z)
       sum_of_tiles(T + 1, blocks, ld, width(T), panel(dFT_, z, T), width(T), true, [&](int K) {

@@ -43,3 +43,19 @@ struct States {
   Report (*retract)(const Problem&, const State&, bool superposition, const void* steps, const void* grad_weights,
                     const State& grad_after, const State& grad_before, void* grad_steps);
 };
+
+// Memory for the charts of a batch, `stride` doubles apart; null: the backward pass computes them again.
+struct Kept {
+  double* data;
+  int64_t stride;
+};
+
+// readings.cpp: stack readings of whole sequences. `steps` as in States; values of m numbers: (B,T+1,m), the bottom first,
+// or (B,T,m) for the superposition stack; readings (B,T,Q,S,m) or (B,T,m).
+struct Readings {
+  int64_t (*kept_size)(int64_t states, int64_t symbols, int64_t steps, int64_t m);
+  Report (*forward)(const Problem&, bool superposition, int64_t m, const void* steps, const void* values, const Kept&,
+                    void* readings);
+  Report (*backward)(const Problem&, bool superposition, int64_t m, const void* steps, const void* values, const Kept&,
+                     const void* grad_readings, void* grad_steps, void* grad_values);
+};

@@ -18,6 +18,7 @@ struct Kernel {
   const char* name;
   const FullPass& full_pass;
   const States& states;
+  const Readings& readings;
   const Network network;
 };
 
@@ -25,9 +26,10 @@ struct Kernel {
   namespace isa {                                        \
   extern const FullPass full_pass;                       \
   extern const States states;                            \
+  extern const Readings readings;                        \
   extern const Attention attention;                      \
   extern const Dropout dropout;                          \
-  const Kernel kernel = {#isa, full_pass, states, {attention, dropout}}; \
+  const Kernel kernel = {#isa, full_pass, states, readings, {attention, dropout}}; \
   }
 DECLARE(kernel_portable)
 #if defined(STACKATTN_X86)
@@ -165,6 +167,53 @@ nb::tuple retract(Array data, int64_t before, bool superposition, Array steps, A
   return run(call, [&] { return kernel().states.retract(call.problem, state, superposition, in, grad, after, out_before, out); });
 }
 
+// The arrays of readings and of their gradients; `kept` may be None.
+struct ReadingsCall {
+  Call call;
+  const bool superposition;
+  const int64_t m;
+  const Shape steps, values, readings;
+  ReadingsCall(const Array& steps_in, const Array& values_in, bool superposition, const Array& lengths, int threads)
+      : call(steps_in, "steps", superposition ? 3 : 5, lengths, threads), superposition(superposition),
+        m(values_in.is_valid() && values_in.ndim() == 3 ? values_in.shape(2) : 0), steps(steps_shape(call, superposition)),
+        values({call.B, call.T + !superposition, m}),
+        readings(superposition ? Shape{call.B, call.T, m} : Shape{call.B, call.T, call.Q, call.S, m}) {
+    if (m < 1) bad_value("values", "three axes, the last one at least 1", values_in.is_valid() ? text(shape_of(values_in)) : "None");
+  }
+  Kept kept(const Array& array) const {
+    if (!array.is_valid()) return {nullptr, 0};
+    const State found = states_in(array, "kept", call.B, kernel().readings.kept_size(call.Q, call.S, call.T, m), 0);
+    return {found.data, found.stride};
+  }
+};
+
+nb::tuple readings(Array steps, Array values, bool superposition, Array kept, Array readings, Array lengths, int threads) {
+  const ReadingsCall call(steps, values, superposition, lengths, threads);
+  const auto dtype = call.call.dtype;
+  const void* in = address(steps, "steps", dtype, call.steps);
+  const void* vectors = address(values, "values", dtype, call.values);
+  void* out = address(readings, "readings", dtype, call.readings);
+  const Kept memory = call.kept(kept);
+  return run(call.call, [&] {
+    return kernel().readings.forward(call.call.problem, superposition, call.m, in, vectors, memory, out);
+  });
+}
+
+nb::tuple readings_backward(Array steps, Array values, bool superposition, Array kept, Array grad_readings, Array grad_steps,
+                            Array grad_values, Array lengths, int threads) {
+  const ReadingsCall call(steps, values, superposition, lengths, threads);
+  const auto dtype = call.call.dtype;
+  const void* in = address(steps, "steps", dtype, call.steps);
+  const void* vectors = address(values, "values", dtype, call.values);
+  const void* grad = address(grad_readings, "grad_readings", dtype, call.readings);
+  void* out_steps = address(grad_steps, "grad_steps", dtype, call.steps);
+  void* out_values = address(grad_values, "grad_values", dtype, call.values);
+  const Kept memory = call.kept(kept);
+  return run(call.call, [&] {
+    return kernel().readings.backward(call.call.problem, superposition, call.m, in, vectors, memory, grad, out_steps, out_values);
+  });
+}
+
 }  // namespace
 
 // Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
@@ -187,5 +236,12 @@ NB_MODULE(_kernel, m) {
         arg("threads"));
   m.def("retract", &retract, arg("data"), arg("before"), arg("superposition"), arg("steps"), arg("grad_weights").none(),
         arg("grad_after").none(), arg("grad_before"), arg("grad_steps"), lengths, arg("threads"));
+  m.def("kept_size", [](int64_t states, int64_t symbols, int64_t steps, int64_t m) {
+    return kernel().readings.kept_size(states, symbols, steps, m);
+  });
+  m.def("readings", &readings, arg("steps"), arg("values"), arg("superposition"), arg("kept").none(), arg("readings"),
+        lengths, arg("threads"));
+  m.def("readings_backward", &readings_backward, arg("steps"), arg("values"), arg("superposition"), arg("kept").none(),
+        arg("grad_readings"), arg("grad_steps"), arg("grad_values"), lengths, arg("threads"));
   add_network(m, kernel().network);
 }

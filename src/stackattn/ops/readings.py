@@ -1,0 +1,221 @@
+"""Stack readings: attention weights times values, without the weights.
+
+A tensor of attention weights of the nondeterministic stack has T (T + 1) Q S numbers for each sequence. A layer that
+nobody asks for weights needs only the readings, T Q S m numbers; the kernel carries the values through its chart and
+never computes the weights. Results are the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .cpp import native
+from .dispatch import choose
+from .eager import is_plain
+from .lengths import length_mask
+from .nondeterministic import nondeterministic_weights
+from .registration import NO_SECOND_DERIVATIVES, Operator
+from .superposition import superposition_weights
+from .transitions import join_transitions, split_transitions
+
+_LIMIT = "STACKATTN_CHART_MEMORY"
+_DEFAULT_LIMIT = 256  # MB
+
+
+def nondeterministic_readings(
+    log_push: Tensor,
+    log_replace: Tensor,
+    log_pop: Tensor,
+    values: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """Readings of the nondeterministic stack: the expected top vector, jointly with state and top symbol.
+
+    The `cpp` backend keeps its charts for the backward pass if those of the call need at most 256 MB (the environment
+    variable STACKATTN_CHART_MEMORY sets another number of MB); otherwise it computes them again.
+
+    Args:
+        log_push: (B, T, Q, S, Q, S), as in `nondeterministic_weights`.
+        log_replace: (B, T, Q, S, Q, S)
+        log_pop: (B, T, Q, S, Q)
+        values: (B, T + 1, m)
+            The bottom vector, then the vector that a push at each step pushes.
+        lengths: (B,), optional
+            Steps of each sequence. Later steps are not read; their readings and gradients are zero.
+        backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
+
+    Returns:
+        (B, T, Q, S, m)
+            `weights[b, t, :, q, s] @ values[b]` with the weights of `nondeterministic_weights`.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong shape, dtype or device, or contains nan or inf.
+
+    Examples::
+
+        values = torch.cat([bottom, pushed], dim=1)  # (B, 1, m) and (B, T, m)
+        readings = nondeterministic_readings(log_push, log_replace, log_pop, values)
+    """
+    checks.check_transitions(log_push, log_replace, log_pop, lengths)
+    _check_values(values, log_push, log_push.shape[1] + 1)
+    backend = choose(backend, log_push.device)
+    if backend == "cpp":
+        return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
+    weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, backend=backend)
+    values = _without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
+    B, T, _, Q, S = weights.shape
+    rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, T + 1)
+    return (rows @ values).reshape(B, T, Q, S, values.shape[2])
+
+
+def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
+    """`nondeterministic_readings` of transitions in one tensor, (B, T, Q, S, Q S + Q S + Q)."""
+    if choose("auto", transitions.device) == "cpp":
+        checks.check_lengths(lengths, transitions)
+        return _readings(transitions, values, lengths)
+    return nondeterministic_readings(*split_transitions(transitions), values, lengths)
+
+
+def superposition_readings(
+    actions: Tensor, values: Tensor, lengths: Tensor | None = None, *, backend: str = "auto"
+) -> Tensor:
+    """Readings of the superposition stack: the top element, a mixture of the pushed vectors.
+
+    Args:
+        actions: (B, T, 3), as in `superposition_weights`.
+        values: (B, T, m)
+            The vectors that are pushed.
+        lengths: (B,), optional
+            Steps of each sequence. Later steps are not read; their readings and gradients are zero.
+        backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
+
+    Returns:
+        (B, T, m)
+            `superposition_weights(actions, lengths) @ values`
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong shape, dtype or device, or contains nan or inf.
+
+    Examples::
+
+        readings = superposition_readings(logits.softmax(-1), values)
+    """
+    checks.check_actions(actions, lengths)
+    _check_values(values, actions, actions.shape[1])
+    backend = choose(backend, actions.device)
+    if backend == "cpp":
+        return _readings(actions, values, lengths)
+    weights = superposition_weights(actions, lengths, backend=backend)
+    return weights @ _without_padding(values, lengths, actions.shape[1]).to(weights.dtype)
+
+
+def _check_values(values: Tensor, actions: Tensor, rows: int) -> None:
+    checks.check_tensor("values", values)
+    if values.dim() != 3 or values.shape[:2] != (actions.shape[0], rows) or values.shape[2] == 0:
+        raise ValueError(f"values: expected shape ({actions.shape[0]}, {rows}, m), got {tuple(values.shape)}")
+    if values.device != actions.device:
+        raise ValueError(f"values: expected device {actions.device} like the other arguments, got {values.device}")
+
+
+def _without_padding(values: Tensor, lengths: Tensor | None, T: int) -> Tensor:
+    """Zeros for the values of steps beyond the lengths: nan there must not be multiplied by a weight of 0."""
+    if lengths is None:
+        return values
+    return values.where(length_mask(lengths + (values.shape[1] - T), values.shape[1])[..., None], 0.0)
+
+
+def _readings(steps: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
+    """Of transitions (B, T, Q, S, Q S + Q S + Q) or actions (B, T, 3), by the kernel."""
+    if is_plain(steps, values, dtypes=(torch.float32, torch.float64)):
+        return _Readings.apply(steps, values, checks.copy_lengths(lengths, steps.shape[1]))  # pyright: ignore
+    return _op(steps, values, lengths, "cpp")
+
+
+def _chart_memory() -> int:
+    """The largest number of bytes that a call keeps for its backward pass."""
+    text = os.environ.get(_LIMIT, "")
+    try:
+        return int(1e6 * float(text)) if text else _DEFAULT_LIMIT * 10**6
+    except ValueError:
+        raise ValueError(f"{_LIMIT}: expected a number of MB, got {text!r}") from None
+
+
+class _Readings(torch.autograd.Function):
+    """The kernel for eager code: half the overhead of a registered operator, and charts that are kept."""
+
+    @staticmethod
+    def forward(ctx, steps, values, lengths):
+        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        kept = native.kept_charts(steps, values, _chart_memory()) if wanted else None
+        ctx.lengths = lengths
+        ctx.save_for_backward(steps, values, kept)
+        return native.readings(steps, values, lengths, kept, superposition=steps.dim() == 3)
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        steps, values, kept = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            superposition = steps.dim() == 3
+            return *native.readings_backward(grad, steps, values, ctx.lengths, kept, superposition=superposition), None
+        # A graph of the gradients is wanted, for a second derivative.
+        if steps.dim() == 3:
+            readings = superposition_readings(steps, values, ctx.lengths, backend="reference")
+        else:
+            transitions = split_transitions(steps)
+            readings = nondeterministic_readings(*transitions, values, ctx.lengths, backend="reference")
+        return *torch.autograd.grad(readings, (steps, values), grad, create_graph=True), None
+
+
+# For torch.compile and torch.func. Charts are not kept.
+_op = Operator("readings", "(Tensor steps, Tensor values, Tensor? lengths, str backend) -> Tensor")
+_op_backward = Operator(
+    "readings_backward",
+    "(Tensor grad, Tensor steps, Tensor values, Tensor? lengths, str backend) -> (Tensor, Tensor)",
+)
+
+
+@_op.implementation
+def _(steps, values, lengths, backend):
+    checks.check_lengths(lengths, steps)  # a graph may call the operator directly
+    lengths = checks.copy_lengths(lengths, steps.shape[1])
+    return native.readings(steps, values, lengths, None, superposition=steps.dim() == 3)
+
+
+@_op_backward.implementation
+def _(grad, steps, values, lengths, backend):
+    lengths = checks.copy_lengths(lengths, steps.shape[1])
+    return native.readings_backward(grad, steps, values, lengths, None, superposition=steps.dim() == 3)
+
+
+@_op.fake
+def _(steps, values, lengths, backend):
+    return steps.new_empty(*(steps.shape[:2] if steps.dim() == 3 else steps.shape[:4]), values.shape[2])
+
+
+@_op_backward.fake
+def _(grad, steps, values, lengths, backend):
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (steps, values))
+
+
+@_op.gradient
+def _(inputs, memory, backend, grad):
+    return _op_backward(grad, *inputs, backend)
+
+
+_op_backward.without_gradient(NO_SECOND_DERIVATIVES)
+
+
+@_op.batched
+def _(tensors, size, backend):
+    return _op(*tensors, backend).unflatten(0, (size, -1)), 0
+
+
+@_op_backward.batched
+def _(tensors, size, backend):
+    return tuple(x.unflatten(0, (size, -1)) for x in _op_backward(*tensors, backend)), (0, 0)
