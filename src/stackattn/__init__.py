@@ -12,8 +12,10 @@ if TYPE_CHECKING:
         SuperpositionState,
         backends,
         best_runs,
+        nondeterministic_readings,
         nondeterministic_weights,
         sample_runs,
+        superposition_readings,
         superposition_weights,
     )
 
@@ -27,9 +29,11 @@ __all__ = [
     "backends",
     "best_runs",
     "load",
+    "nondeterministic_readings",
     "nondeterministic_weights",
     "sample_runs",
     "save",
+    "superposition_readings",
     "superposition_weights",
 ]
 

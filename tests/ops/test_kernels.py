@@ -40,7 +40,8 @@ def test_every_variant(variant):
     run = python("-c", "from stackattn.ops.cpp import _kernel; print(_kernel.name())", STACKATTN_KERNEL=variant)
     assert run.stdout == f"kernel_{variant}\n"
     files = [
-        str(HERE / f"test_{name}.py") for name in ("weights", "range", "lengths", "states", "attention", "dropout")
+        str(HERE / f"test_{name}.py")
+        for name in ("weights", "range", "lengths", "states", "readings", "attention", "dropout")
     ]
     arguments = ["-m", "pytest", "-x", "-m", "not slow", "-k", "cpp or kernel", "-p", "no:cacheprovider", *files]
     run = python(*arguments, STACKATTN_KERNEL=variant)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import NondeterministicState, nondeterministic_weights
+from ..ops.readings import joined_readings
 from ..ops.transitions import split_transitions
 from .checks import check_positive
 from .stack import StackAttention
@@ -69,6 +70,9 @@ class NondeterministicStackAttention(StackAttention):
         rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, i)
         reading_size = self.to_output.in_features // self.heads  # Q * S * m
         return (rows @ values).reshape(*weights.shape[:2], reading_size)
+
+    def read_stack(self, logits: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
+        return joined_readings(self._joined(logits), values, lengths).flatten(2)
 
     def initial_stack(self, batch_size: int) -> NondeterministicState:
         return NondeterministicState.empty(batch_size, self.num_states, self.num_symbols, device=self.bottom.device)

@@ -98,6 +98,13 @@ class StackAttention(nn.Module, ABC):
     def readings(self, weights: Tensor, values: Tensor) -> Tensor:
         """Combine weights (B, T, i, ...) and values (B, i, m) into readings (B, T, reading_size)."""
 
+    def read_stack(self, logits: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
+        """Compute readings (B, T, reading_size) from logits (B, T, num_actions) and values (B, i, m).
+
+        A subclass may override it with an operator that does not compute the attention weights.
+        """
+        return self.readings(self.weights(self.split_actions(logits), lengths), values)
+
     @abstractmethod
     def initial_stack(self, batch_size: int) -> Any:
         """Create the operator's state before the first step."""
@@ -145,18 +152,23 @@ class StackAttention(nn.Module, ABC):
             ValueError, TypeError: wrong shape or dtype.
         """
         x = self._check(x, lengths)
-        actions = self.split_actions(self._split_heads(self.to_actions(x)))
-        weights = self.weights(actions, self._repeat_lengths(lengths))
+        logits, lengths = self._split_heads(self.to_actions(x)), self._repeat_lengths(lengths)
         values = self._pushed(x)
         initial = self.initial_values(x.shape[0])
         if initial.shape[1]:
             values = torch.cat([initial, values], dim=1)
-        y = self.to_output(self._join_heads(self.readings(weights, values)))
+        extras: list[Any] = []
+        if return_weights:
+            weights = self.weights(self.split_actions(logits), lengths)
+            readings = self.readings(weights, values)
+            extras.append(self._per_head(weights))
+        else:
+            readings = self.read_stack(logits, values, lengths)
+        y = self.to_output(self._join_heads(readings))
         if not (return_weights or return_actions):
             return y
-        extras: list[Any] = [self._per_head(weights)] if return_weights else []
         if return_actions:
-            parts = [self._per_head(action) for action in actions]
+            parts = [self._per_head(action) for action in self.split_actions(logits)]
             extras.append(tuple(parts) if len(parts) > 1 else parts[0])
         return (y, *extras)
 

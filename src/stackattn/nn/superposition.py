@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..ops import SuperpositionState, superposition_weights
+from ..ops import SuperpositionState, superposition_readings, superposition_weights
 from .stack import StackAttention
 
 
@@ -45,6 +45,9 @@ class SuperpositionStackAttention(StackAttention):
 
     def readings(self, weights: Tensor, values: Tensor) -> Tensor:
         return weights @ values
+
+    def read_stack(self, logits: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
+        return superposition_readings(*self.split_actions(logits), values, lengths)
 
     def initial_stack(self, batch_size: int) -> SuperpositionState:
         return SuperpositionState.empty(batch_size, device=self.to_values.weight.device)

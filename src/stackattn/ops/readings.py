@@ -133,7 +133,9 @@ def _without_padding(values: Tensor, lengths: Tensor | None, T: int) -> Tensor:
 def _readings(steps: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
     """Of transitions (B, T, Q, S, Q S + Q S + Q) or actions (B, T, 3), by the kernel."""
     if is_plain(steps, values, dtypes=(torch.float32, torch.float64)):
-        return _Readings.apply(steps, values, checks.copy_lengths(lengths, steps.shape[1]))  # pyright: ignore
+        lengths = checks.copy_lengths(lengths, steps.shape[1])
+        keep = torch.is_grad_enabled() and (steps.requires_grad or values.requires_grad)
+        return _Readings.apply(steps, values, lengths, keep)  # pyright: ignore[reportReturnType]
     return _op(steps, values, lengths, "cpp")
 
 
@@ -150,9 +152,8 @@ class _Readings(torch.autograd.Function):
     """The kernel for eager code: half the overhead of a registered operator, and charts that are kept."""
 
     @staticmethod
-    def forward(ctx, steps, values, lengths):
-        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        kept = native.kept_charts(steps, values, _chart_memory()) if wanted else None
+    def forward(ctx, steps, values, lengths, keep):
+        kept = native.kept_charts(steps, values, _chart_memory()) if keep else None
         ctx.lengths = lengths
         ctx.save_for_backward(steps, values, kept)
         return native.readings(steps, values, lengths, kept, superposition=steps.dim() == 3)
@@ -162,14 +163,17 @@ class _Readings(torch.autograd.Function):
         steps, values, kept = ctx.saved_tensors
         if not torch.is_grad_enabled():
             superposition = steps.dim() == 3
-            return *native.readings_backward(grad, steps, values, ctx.lengths, kept, superposition=superposition), None
+            grads = native.readings_backward(grad, steps, values, ctx.lengths, kept, superposition=superposition)
+            return *grads, None, None
         # A graph of the gradients is wanted, for a second derivative.
         if steps.dim() == 3:
             readings = superposition_readings(steps, values, ctx.lengths, backend="reference")
         else:
             transitions = split_transitions(steps)
             readings = nondeterministic_readings(*transitions, values, ctx.lengths, backend="reference")
-        return *torch.autograd.grad(readings, (steps, values), grad, create_graph=True), None
+        wanted = [x for x in (steps, values) if x.requires_grad]
+        found = iter(torch.autograd.grad(readings, wanted, grad, create_graph=True))
+        return *(next(found) if x.requires_grad else None for x in (steps, values)), None, None
 
 
 # For torch.compile and torch.func. Charts are not kept.
