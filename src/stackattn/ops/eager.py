@@ -12,8 +12,10 @@ from . import dispatch
 
 
 def is_plain(*tensors: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
-    """True for ordinary tensors of these dtypes on the CPU outside of torch.compile, torch.func, forward-mode differentiation,
-    tracing and tensor subclasses, if the kernel is available."""
+    """True for ordinary tensors of these dtypes on the CPU if the kernel is available.
+
+    False inside torch.compile, torch.func, forward-mode differentiation and tracing, and for tensor subclasses.
+    """
     return (
         dispatch.kernel is not None
         and not torch.compiler.is_compiling()
