@@ -1,6 +1,7 @@
 """Prepared corpora: a changed file is refused, corpora of earlier versions still load, and wrong folders are named."""
 
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -238,3 +239,33 @@ def test_extras_are_checked_before_anything_is_written(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="sentencepiece"):
         prepare_plain({split: files[split][0] for split in files}, tmp_path / "out", PlainTextOptions(pieces="20"))
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def _prepare(files, folder, barrier, results):
+    barrier.wait()
+    try:
+        prepare_plain(files, folder)
+        results.put("written")
+    except OSError as error:
+        results.put(str(error))
+
+
+def test_two_processes_prepare_into_one_folder(tmp_path):
+    """Exactly one succeeds, the other one gets an error that names the folder, and the corpus is whole."""
+    files = {split: pair[0] for split, pair in write_pairs(tmp_path / "raw").items()}
+    context = multiprocessing.get_context("fork")
+    for i in range(5):
+        folder, barrier, results = tmp_path / f"corpus{i}", context.Barrier(2), context.Queue()
+        workers = [context.Process(target=_prepare, args=(files, folder, barrier, results)) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        outcomes = sorted(results.get(timeout=60) for _ in workers)
+        for worker in workers:
+            worker.join()
+        assert outcomes.count("written") == 1, outcomes
+        assert str(folder) in next(outcome for outcome in outcomes if outcome != "written")
+        corpus = MonolingualCorpus(folder)
+        assert len(corpus.encode_split("train", corpus.tokenizer())) == 30
+        assert len(corpus.read_split("validation")) == len(corpus.read_split("test")) == 6
+        assert {path.name for path in folder.iterdir()} == {*corpus.report["files"], "report.json"}
+        assert [x.name for x in tmp_path.iterdir() if "partial" in x.name] == []

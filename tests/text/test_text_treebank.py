@@ -134,7 +134,7 @@ def test_the_folder(tmp_path):
     assert read == vocabulary
     assert corpus.encode_split("train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
     assert sorted(x.name for x in tmp_path.iterdir()) == ["data"]  # nothing is left behind
-    with pytest.raises(FileExistsError, match="data: already there"):
+    with pytest.raises(FileExistsError, match="data: already exists"):
         write_monolingual(tmp_path / "data", splits, vocabulary, {})
     other = write_monolingual(tmp_path / "other", splits | {"test": [["Bonk"]]}, vocabulary, {})
     assert other["fingerprint"] != report["fingerprint"]
