@@ -247,7 +247,7 @@ def task(place, folder):
 def test_a_folder_that_a_node_does_not_have_is_told(tmp_path):
     kind, reason = task(tmp_path / "elsewhere", "run")
     assert kind == "failed"
-    assert f"has no folder {tmp_path / 'elsewhere'}: all nodes have to share it" in reason
+    assert f"has no folder {tmp_path / 'elsewhere'}: all nodes must share it" in reason
 
 
 def test_a_run_that_another_worker_holds_is_waited_for(monkeypatch, tmp_path):
@@ -271,7 +271,7 @@ def test_a_file_server_without_locks_is_told(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(fcntl, "flock", flock)
     run_experiment(tiny(max_epochs=1), tmp_path)
     assert TrainingRun(tmp_path).finished
-    told = f"{tmp_path}: no locks here (Function not implemented); see to it that no other process works on this run"
+    told = f"{tmp_path}: no locks here (Function not implemented); make sure that no other process writes this folder"
     assert caplog.messages == [told]
 
 
@@ -299,7 +299,7 @@ def test_a_run_that_is_not_seen_here_ends_early(two_nodes, monkeypatch, tmp_path
 def test_the_callers_own_connection_is_left_alone(two_nodes, tmp_path):
     ray.init(two_nodes.address, log_to_driver=False)
     try:
-        with pytest.raises(RunError, match="this process is connected to Ray already"):
+        with pytest.raises(RunError, match="this process is already connected to Ray"):
             run_all_on_cluster(jobs(tmp_path, 1), two_nodes.address)
         assert ray.is_initialized()
     finally:

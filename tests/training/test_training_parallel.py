@@ -116,12 +116,12 @@ def test_a_process_that_dies_ends_the_run_and_it_goes_on(rank, tmp_path):
     chosen, folder = config(max_epochs=3), tmp_path / "run"
     told = train_together(folder, chosen, signals={rank: [signal.SIGTERM, signal.SIGKILL][rank]})
     if rank == 0:
-        ended = "process 0 of 2 was told to end, as when another one has died"
-        assert told[0] == f"{ended}; --resume goes on from the last checkpoint"
+        ended = "process 0 of 2 received SIGTERM, probably because another process has died"
+        assert told[0] == f"{ended}; --resume continues from the last checkpoint"
         assert told[1].startswith("process 1 of 2 lost the others: ")
     else:
         assert told[0].startswith("process 0 of 2 lost the others: ")
-        assert told[0].endswith("; --resume goes on from the last checkpoint")
+        assert told[0].endswith("; --resume continues from the last checkpoint")
         assert told[1] is None
     assert len(TrainingRun(folder).metrics()) == 1
     assert not TrainingRun(folder).finished
@@ -145,7 +145,7 @@ def test_torchrun_and_the_command(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     (line,) = [line for line in errors.splitlines() if line.startswith("stackattn cfl train: process 0 of 2 ")]
-    assert line.endswith("; --resume goes on from the last checkpoint")
+    assert line.endswith("; --resume continues from the last checkpoint")
     assert 3 <= len(TrainingRun(folder).metrics()) < 40
     done = subprocess.run([*launcher, "model.layers='1'", "--resume"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,21 @@
-"""Training: one loop for all tasks, runs that survive being killed, schedules, and the tasks themselves."""
+"""Training: one loop for all tasks, and runs that can be killed and resumed.
+
+cfl          context-free languages
+lm           language modelling of sentences
+mt           translation
+translator   a trained translation model with its tokenizer
+options      the section `training` of configurations
+experiment   trains a configuration in a run folder
+loop         the training loop
+schedule     learning-rate schedule and early stopping
+run          the folder of a run
+run_files    readers of the files of a run
+checkpoint   writing and reading checkpoints
+environment  versions, hardware and memory
+processes    several processes that train one model
+sweep        many runs in local processes
+cluster      many runs on a Ray cluster
+"""
 
 from ..config import ConfigError, load_config
 from .experiment import run_experiment

@@ -1,4 +1,4 @@
-"""Context-free languages as a training task: strings of one length to a batch, scored beside the true distribution."""
+"""Context-free languages as a training task: batches of strings of one length, compared with the true distribution."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LanguageOptions:
 
 @dataclass(frozen=True)
 class CFLConfig:
-    """A model, a language and how to train the one on the other."""
+    """Configuration of `stackattn cfl`: a language, a model and how to train it."""
 
     language: LanguageOptions
     model: TransformerArchitecture | LSTMArchitecture = field(
@@ -140,7 +140,7 @@ class CFLTask:
 
 
 def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tensor:
-    """(B, n) -> (B, n + 1): nats of each symbol and of the end, given what is before it."""
+    """(B, n) -> (B, n + 1): negative log-likelihood in nats of each symbol and of EOS, given the symbols before it."""
     strings = strings.to(next(model.parameters(), strings).device)
     edge = strings.new_full((len(strings), 1), end)
     logits = model(torch.cat([edge, strings], dim=1))  # (B, n + 1, symbols and EOS)
@@ -149,7 +149,7 @@ def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tens
 
 
 def by_length(data: Dataset) -> dict[int, Tensor]:
-    """All strings of each length as one tensor: larger batches are faster."""
+    """Return all strings of each length as one tensor, because larger batches are faster."""
     groups: dict[int, list[np.ndarray]] = defaultdict(list)
     for batch in data.batches:
         groups[batch.shape[1]].append(batch)
@@ -165,9 +165,9 @@ def evaluate_by_length(
 ) -> dict[str, Any]:
     """The cross-entropy difference on test strings of each length.
 
-    `difference` is the published convention: the bound of each length takes the length as given, while the model has to
-    pay for it, so that a perfect model of the training distribution does not reach 0. `difference_from_floor`, for
-    lengths seen in training, takes off what such a model pays: ln(number of training lengths) / (length + 1).
+    `difference` is the published convention: the lower bound of each length assumes that the length is known, but the
+    model has to predict it, so a perfect model of the training distribution does not reach 0. `difference_from_floor`,
+    for the lengths of the training set, subtracts the cost of the length: ln(number of lengths) / (length + 1).
 
     `lengths` is the range of test lengths (default: the training lengths, extended by a quarter).
     """

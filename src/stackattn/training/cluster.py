@@ -1,7 +1,7 @@
-"""Many runs on a Ray cluster: one task for each, which Ray starts again elsewhere if its worker or node is lost.
+"""Many runs on a Ray cluster: one task per run, which Ray restarts elsewhere if its worker or node is lost.
 
-A run goes on from its checkpoint wherever it is taken up, so a task may be begun any number of times. All nodes have to
-see the folder of the runs, and to have the same stackattn, torch and Python.
+A run is resumed from its checkpoint on any node, so a task can be started any number of times. All nodes need access to
+the folder of the runs, and the same versions of stackattn, torch and Python.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .loop import TrainingCallback
 from .run import RunError
 from .sweep import Job, Report, Reporting, run_one, unfinished
 
-MEMORY = 2.0  # GB that Ray sets aside for a run: the largest models of the paper take 1.9, the smallest 0.4
-LOST_WORKERS = 20  # how often a run is taken up again after the loss of its worker or node
-BUSY_SECONDS = 300  # a worker that was given up may hold its run for a while, and a file server its lock
-SEEN_SECONDS = 120  # after its first evaluation a run has to be seen here: file servers may be slow to show it
-GRACE_SECONDS = 60  # after the budget, for runs to stop by themselves
+MEMORY = 2.0  # GB that Ray reserves for a run: the paper's models need 0.4 to 1.9
+LOST_WORKERS = 20  # restarts of a run after the loss of its worker or node
+BUSY_SECONDS = 300  # a lost worker, or a file server, may hold the lock of a run for a while
+SEEN_SECONDS = 120  # after its first evaluation a run must become visible here; file servers may be slow
+GRACE_SECONDS = 60  # after the budget, for runs to stop
 CONNECT_SECONDS = 10
-POLL_SECONDS = 1.0  # also between two batches that a run reports
+POLL_SECONDS = 1.0  # also between two calls of on_batch
 
-HIDDEN = "the run is not to be seen here: all nodes have to share its folder"
+HIDDEN = "the run is not visible here: all nodes must share its folder"
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,14 @@ def run_all_on_cluster(
     callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
     memory: float = MEMORY,
 ) -> list[Path]:
-    """Like `sweep.run_all`, on the cluster at `address` ("local": a new one on this machine).
+    """Like `sweep.run_all`, on a Ray cluster.
 
-    Each run asks for a core and so many GB of memory. It is logged if there is no node for that, or if one was lost.
+    Args:
+        address: address of the cluster; "local" starts one on this machine.
+        memory: GB of memory that each run requests, besides one core. A warning is logged if no node has that much.
+
+    Raises:
+        RunError: the cluster cannot be reached or was lost.
     """
     if not 0 < memory < math.inf:
         raise ValueError(f"memory: expected a positive number of GB, got {memory}")
@@ -56,7 +61,7 @@ def run_all_on_cluster(
     deadline = None if minutes is None else time.time() + 60 * minutes
     try:
         room, board = _Room(ray, address, memory), _Board(ray, callback_for)
-        # a process for each run, so that its peak memory is its own
+        # max_calls: a new process for each run, so that peak memory is measured per run
         task = ray.remote(num_cpus=1, memory=int(memory * 1e9), max_retries=LOST_WORKERS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
@@ -74,12 +79,12 @@ def run_all_on_cluster(
                 result = {"stopped": f"failed: {HIDDEN}"} if reference in hidden else _result(ray, reference, folder)
                 if result["stopped"].startswith("failed: "):
                     failed.append(folder)
-                board.callbacks.pop(folder, None)  # a last batch may still be on its way
+                board.callbacks.pop(folder, None)  # a last on_batch may still arrive
                 report(folder, result)
     except ray.exceptions.RayError as error:
-        raise RunError(f"cluster {address}: lost: {_last_line(error)}; the same command goes on") from error
+        raise RunError(f"cluster {address}: lost: {_last_line(error)}; repeat the command to continue") from error
     finally:
-        ray.shutdown()  # ends the runs that are under way
+        ray.shutdown()  # ends the runs in progress
     return failed
 
 
@@ -103,7 +108,7 @@ def _seen(folder: Path) -> bool:
 
 
 class _Room:
-    """Says so when no node is large enough for a run: Ray waits for one in silence."""
+    """Warns when no node is large enough for a run; Ray would wait silently."""
 
     def __init__(self, ray: Any, address: str, memory: float):
         self.ray, self.address, self.memory = ray, address, memory
@@ -119,7 +124,7 @@ class _Room:
 
 
 class _Board:
-    """Where the workers pin up how far their runs have come, for the callbacks here."""
+    """Receives the callbacks of the runs from the workers."""
 
     def __init__(self, ray: Any, callback_for: Callable[[Path], TrainingCallback | None]):
         from ray.util.queue import Queue
@@ -128,13 +133,13 @@ class _Board:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self.callback_for = callback_for
-        self.callbacks: dict[Path, TrainingCallback | None] = {}  # of the runs that have begun
-        self.hidden: dict[Path, float] = {}  # runs that are evaluated somewhere and are not to be seen here, since when
+        self.callbacks: dict[Path, TrainingCallback | None] = {}  # of the runs that have started
+        self.hidden: dict[Path, float] = {}  # since when runs on other nodes are not visible here
 
     def look(self) -> None:
         for folder, (kind, values) in self.queue.get_nowait_batch(self.queue.size()):
             if kind == "begun" and folder in self.callbacks:
-                log.warning(f"{folder}: its worker was lost; {values[0]} goes on with it")
+                log.warning(f"{folder}: its worker was lost; {values[0]} continues the run")
             elif kind == "begun":
                 self.callbacks[folder] = self.callback_for(folder)
             elif (callback := self.callbacks.get(folder)) is not None:
@@ -143,13 +148,13 @@ class _Board:
                 self.hidden.setdefault(folder, time.monotonic())
 
     def hides(self, folder: Path) -> bool:
-        """Whether a run's folder has long not been seen, so that its work would be lost."""
+        """Whether the folder of a run has not been visible for too long, so that its results would be lost."""
         since = self.hidden.get(folder)
         return since is not None and time.monotonic() >= since + SEEN_SECONDS and not _seen(folder)
 
 
 class _Pin:
-    """Sends to the board what a `Reporting` has to say of a run."""
+    """Sends the calls of a `Reporting` callback to the board."""
 
     def __init__(self, queue: Any, folder: Path):
         self.queue, self.folder = queue, folder
@@ -158,7 +163,7 @@ class _Pin:
         import ray
 
         sent = self.queue.actor.put_nowait.remote((self.folder, obj))
-        if obj[0] != "on_batch":  # the others are there before the run ends
+        if obj[0] != "on_batch":  # evaluations must arrive before the run ends
             ray.get(sent)
 
 
@@ -176,16 +181,16 @@ def _connect(address: str) -> Any:
     except ModuleNotFoundError:
         raise RunError("--cluster needs Ray: pip install 'stackattn[cluster]'") from None
     if ray.is_initialized():
-        raise RunError(f"cluster {address}: this process is connected to Ray already; ray.shutdown() first")
+        raise RunError(f"cluster {address}: this process is already connected to Ray; call ray.shutdown() first")
     local = address == "local"
     try:
-        if ":" in address:  # Ray itself would try for minutes
+        if ":" in address:  # Ray itself would retry for minutes
             host, port = address.removeprefix("ray://").rsplit(":", 1)
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        # "local" is Ray's word, too: a new cluster, even where one is running
+        # Ray also uses "local" for a new cluster, even if one is running
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if local else None)
-    except Exception as error:  # Ray raises bare ones, too
-        ray.shutdown()  # it may have got half the way
+    except Exception as error:  # Ray also raises plain exceptions
+        ray.shutdown()  # it may be partly connected
         raise RunError(f"cluster {address}: cannot connect: {' '.join(str(error).split())}") from error
     return ray
 
@@ -199,12 +204,12 @@ def _task(
     expected: dict[str, str],
     pin: _Pin,
 ) -> tuple[str, Any]:
-    """`place` is the directory that relative paths are meant from: those of the run and of its data."""
+    """Train one run on a worker; paths of the run and its data are relative to the directory `place`."""
     if (found := versions()) != expected:
         name = next(name for name in expected if found[name] != expected[name])
         return "failed", f"{socket.gethostname()} has {name} {found[name]}, expected {expected[name]} as here"
     if not Path(place).is_dir():
-        return "failed", f"{socket.gethostname()} has no folder {place}: all nodes have to share it"
+        return "failed", f"{socket.gethostname()} has no folder {place}: all nodes must share it"
     os.chdir(place)
     pin.send(("begun", (socket.gethostname(),)))
     given_up = time.monotonic() + BUSY_SECONDS

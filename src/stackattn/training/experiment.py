@@ -1,4 +1,4 @@
-"""An experiment: a configuration that can be made into a task and a model, and run in a folder."""
+"""Experiments: configurations from which a task and a model are built and trained in a run folder."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 
 class Experiment(Protocol):
-    """A frozen dataclass with a section `training` and sections of its own."""
+    """A configuration: a frozen dataclass with a section `training` and others."""
 
     @property
     def training(self) -> TrainingConfig: ...
 
     def make(self) -> tuple[Task, nn.Module]:
-        """The task and the untrained model."""
+        """Build the task and the untrained model."""
         ...
 
     def redraw(self, seed: int) -> Experiment:
-        """For a restart: the same experiment with whatever its data or batches draw at random drawn by this seed."""
+        """Return the experiment of a restart: its data or batches are drawn with this seed."""
         ...
 
 
@@ -44,18 +44,29 @@ def run_experiment(
     tensorboard: bool = False,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Train what `config` says, in a run folder; returns the result.
+    """Train an experiment in a run folder and return the result, see `train`.
 
-    Under `torchrun` all processes train one model together; they need to see the same folder, and the first one writes.
+    Args:
+        resume: continue the run if the folder contains one.
+        callback: called after each batch and evaluation.
+        minutes: stop after this time; the run can be resumed.
+        tensorboard: also write the metrics for TensorBoard.
+        device: device of PyTorch, such as `cpu` or `cuda`.
+
+    Under `torchrun`, all processes train one model; they need access to the same folder, and the first one writes.
+
+    Raises:
+        ConfigError: the task or the model cannot be built.
+        RunError: the run cannot be started, resumed or written.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     run, processes = TrainingRun(folder, tensorboard), Processes(device)
-    run.check(config, resume)  # in every process: one that waits for a first one that was refused waits long
+    run.check(config, resume)  # in every process: otherwise the other ranks would hang waiting for rank 0
     task, model = config.make()
     model.to(processes.device)
     try:
         with processes.together():
-            # not before: what cannot be built leaves no folder
+            # after building, so that a configuration that cannot be built leaves no folder
             state = processes.from_first(run.start(config, resume) if processes.first else None)
             return train(model, task, config.training, run, state, callback, deadline, processes)
     finally:
@@ -63,7 +74,7 @@ def run_experiment(
 
 
 def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
-    """What is wrong with a language or model is found out when it is made; say which section of the file it is in."""
+    """Call `make` and name the section of the configuration in its errors."""
     try:
         return make(*arguments)
     except (ValueError, TypeError) as error:
@@ -71,7 +82,7 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
 
 
 def config_of(cls: type[T], folder: str | Path) -> T:
-    """The configuration of a run."""
+    """Return the configuration of a run."""
     run = TrainingRun(folder)
     try:
         return from_values(cls, run.config(), source=str(run.folder / "config.json"))
@@ -80,7 +91,7 @@ def config_of(cls: type[T], folder: str | Path) -> T:
 
 
 def model_folder(folder: str | Path) -> Path:
-    """Of a run the folder of its best model, and any other folder itself."""
+    """Return the folder of the best model of a run; any other folder is returned unchanged."""
     folder = Path(folder)
     if (folder / "best").is_dir():
         return folder / "best"
@@ -90,12 +101,12 @@ def model_folder(folder: str | Path) -> Path:
 
 
 def perplexity(nats: float) -> float:
-    """Of a cross-entropy; infinite where a float ends, and nan stays nan."""
+    """Return the perplexity of a cross-entropy in nats; infinity on overflow, nan for nan."""
     return math.exp(nats) if nats < 700 else nats * math.inf
 
 
 def headline(values: dict[str, Any]) -> tuple[str, float]:
-    """The figure of an evaluation by which people compare runs, and its name; lower is better."""
+    """Return the name and value of the figure by which runs are compared; lower is better."""
     for key, name in (("cross_entropy_difference", "difference"), ("perplexity", "perplexity")):
         if key in values:
             return name, values[key]

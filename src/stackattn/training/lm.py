@@ -1,4 +1,4 @@
-"""Language modelling of sentences as a training task: each sentence alone, from BOS to EOS, padded into batches."""
+"""Language modelling of sentences as a training task: independent sentences from BOS to EOS, in padded batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .options import TrainingConfig
 from .processes import find_device
 from .run import TrainingRun
 
-EVALUATION_TOKENS = 2048  # of a batch without gradients
+EVALUATION_TOKENS = 2048  # tokens of a batch without gradients
 IGNORED = -100  # the target of padding
 
 
@@ -48,7 +48,7 @@ class LMDataOptions:
         require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
         low, high = self.batch_tokens_range
         require(1 <= low <= high, "batch_tokens_range", "two numbers of at least 1, the smaller first", [low, high])
-        # Without the corpus one can still look at what was trained on it.
+        # A run can be read without its corpus.
         if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
             object.__setattr__(self, "fingerprint", MonolingualCorpus(self.folder).fingerprint)
 
@@ -85,7 +85,7 @@ class LMTraining(TrainingConfig):
 
 @dataclass(frozen=True)
 class LMConfig:
-    """A model, a corpus and how to train the one on the other."""
+    """Configuration of `stackattn lm`: a corpus, a model and how to train it."""
 
     data: LMDataOptions
     model: LMArchitecture = field(default_factory=LMArchitecture, metadata=kinds(transformer=LMArchitecture))
@@ -96,7 +96,7 @@ class LMConfig:
         return task, in_section("model", build_model, self, task.vocabulary)
 
     def redraw(self, seed: int) -> LMConfig:
-        """The corpus stays the same; the size of the batches is drawn."""
+        """Draw the size of the batches; the corpus stays the same."""
         tokens = random.Random(seed).randint(*self.data.batch_tokens_range)
         return replace(self, data=replace(self.data, batch_tokens=tokens))
 
@@ -119,7 +119,7 @@ class LMTask:
         self._costs = [length + options.count_bos for length in self._lengths]
 
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
-        """Batches of the numbers of sentences."""
+        """Batches of sentence numbers."""
         return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
 
     def size(self, batch: list[int]) -> int:
@@ -148,7 +148,7 @@ class LMTask:
 
 
 def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Tensor:
-    """(B, longest sentence + 1): nats of each token and of EOS, given what is before it; zero behind EOS."""
+    """(B, longest sentence + 1): negative log-likelihood in nats of each token and of EOS; zero after EOS."""
     inputs, lengths = pad([[vocabulary.bos, *sentence] for sentence in sentences], vocabulary.pad)
     targets, _ = pad([[*sentence, vocabulary.eos] for sentence in sentences], IGNORED)
     device = next(model.parameters(), inputs).device
@@ -161,8 +161,7 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
 def score_sentences(
     model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary
 ) -> Iterator[tuple[int, list[float]]]:
-    """The number of each sentence, in an order that is good for batches, and the log-probabilities of its tokens and of
-    EOS."""
+    """Yield the number of each sentence and the log-probabilities of its tokens and of EOS, sorted for batching."""
     model.eval()
     lengths = [len(sentence) for sentence in sentences]
     for batch in token_batches(lengths, [length + 1 for length in lengths], EVALUATION_TOKENS):
@@ -177,7 +176,7 @@ def evaluate_sentences(
     sentences: Sequence[Sequence[int]],
     vocabulary: Vocabulary,
 ) -> dict[str, Any]:
-    """Cross-entropy in nats per token and perplexity; the EOS of each sentence counts as a token."""
+    """Return the cross-entropy in nats per token and the perplexity; EOS counts as a token."""
     total = math.fsum(x for _, row in score_sentences(model, sentences, vocabulary) for x in row)
     tokens = sum(map(len, sentences)) + len(sentences)
     found = -total / tokens
@@ -185,7 +184,7 @@ def evaluate_sentences(
 
 
 def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[TransformerLM, Vocabulary]:
-    """From the folder of a model, or of a run, whose best model is meant."""
+    """Load a model and its vocabulary from the folder of a model, or the best model of a run."""
     folder = model_folder(folder)
     model, vocabulary = load(folder), Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
@@ -196,7 +195,7 @@ def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[Transf
 def evaluate_run(
     folder: str | Path, split: str = "test", data: str | Path | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Perplexity of the best model of a run on a split of its corpus, or of whatever corpus is in the folder `data`."""
+    """Return the perplexity of the best model of a run on a split of its corpus, or of the corpus in `data`."""
     options = config_of(LMConfig, folder).data
     corpus = MonolingualCorpus(data or options.folder)
     if data is None:

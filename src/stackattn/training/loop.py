@@ -1,4 +1,4 @@
-"""The one training loop: epochs of batches, an evaluation now and then, and what follows from it."""
+"""The training loop: epochs of batches, evaluations, the learning-rate schedule, early stopping and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .processes import Processes, autocast
 from .run import RunError, TrainingRun
 from .schedule import EarlyStopping, plateau_scheduler
 
-CHECKPOINT_SECONDS = 300.0  # where evaluations are rare, no more than this is lost by a run that is killed
+CHECKPOINT_SECONDS = 300.0  # longest time between two checkpoints
 
 
 class Task(Protocol):
-    """What the loop needs to know of a task."""
+    """What the loop needs from a task: batches, loss and evaluation."""
 
     def epoch(self, generator: torch.Generator) -> Sequence[Any]:
         """The batches of one epoch, in their order."""
@@ -33,7 +33,7 @@ class Task(Protocol):
         ...
 
     def share(self, batch: Any, rank: int, count: int) -> Any:
-        """Every `count`-th example of a batch, beginning with number `rank`: what one of several processes computes."""
+        """Every `count`-th example of a batch, starting with number `rank`: the share of one of several processes."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -41,16 +41,16 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Figures of the validation set. `score` decides: lower is better."""
+        """Figures on the validation set. Schedule and early stopping use `score`; lower is better."""
         ...
 
     def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model and all that it needs to be used, such as a vocabulary, into a folder."""
+        """Write the model, and everything needed to use it, such as a vocabulary, into a folder."""
         ...
 
 
 class TrainingCallback(Protocol):
-    """Whoever shows the progress."""
+    """Called during training, for example to display progress."""
 
     def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None: ...
 
@@ -59,22 +59,22 @@ class TrainingCallback(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """The counters of a training."""
 
     epoch: int = 0
     batch: int = 0
-    """Batches done of this epoch."""
+    """Batches completed in this epoch."""
     examples: int = 0
     since_evaluation: int = 0
-    """Examples."""
+    """Examples since the last evaluation."""
     loss_sum: float = 0.0
     losses: int = 0
-    """Of the batches since the evaluation: sum and number."""
+    """Number of batches in `loss_sum`: those since the last evaluation."""
     evaluations: int = 0
     best: dict[str, Any] | None = None
     seconds: float = 0.0
     train_seconds: float = 0.0
-    """Without evaluations and checkpoints."""
+    """Time without evaluations and checkpoints."""
     stopped: str | None = None
 
 
@@ -88,10 +88,15 @@ def train(
     deadline: float | None = None,
     processes: Processes | None = None,
 ) -> dict[str, Any]:
-    """Train until it stops getting better, from the beginning or from a saved state. Returns the result.
+    """Train a model until its validation score stops improving or the last epoch ends.
 
-    `deadline` (a `time.monotonic()`) ends the run early, after at least one batch: such a run is not finished, and can
-    go on.
+    Args:
+        state: counters of a checkpoint to resume from, see `TrainingRun.start`; None: start at the beginning.
+        callback: called after each batch and evaluation.
+        deadline: stop at this `time.monotonic()`, after at least one batch; the run can be resumed.
+
+    Returns:
+        `stopped` (the reason), `best` (an evaluation), `evaluations` and, if training has ended, `seconds`.
     """
     training = _Training(model, task, config, run, callback, processes or Processes())
     training.restore(state)
@@ -143,7 +148,7 @@ class _Training:
             batches = self.task.epoch(order)
             while self.progress.batch < len(batches):
                 now = time.monotonic()
-                # clocks differ between processes: what follows from them is decided together
+                # clocks differ between processes, so they decide together
                 late, due = self.processes.mean(now > deadline, now - self.saved > CHECKPOINT_SECONDS)
                 self._step(batches[self.progress.batch], len(batches))
                 epoch_ends = self.progress.batch == len(batches)
@@ -197,12 +202,12 @@ class _Training:
             self.callback.on_batch(old.epoch, old.batch + 1, batches, value)
 
     def _loss(self, batch: Any, size: int) -> Tensor:
-        """Of this process's share, weighted so that the mean over processes is the loss of the batch."""
+        """The loss of this process's share, weighted so that the mean over processes is the loss of the batch."""
         rank, count = self.processes.rank, self.processes.count
         with autocast(self.processes.device, self.config.precision):
             if count == 1:
                 return self.task.loss(self.parallel, batch)
-            if rank >= size:  # nothing to do, but the gradients of all are added up
+            if rank >= size:  # no examples, but all processes take part in adding up gradients
                 return 0 * self.task.loss(self.parallel, self.task.share(batch, 0, size))
             share = self.task.share(batch, rank, count)
             return self.task.loss(self.parallel, share) * (self.task.size(share) * count / size)
@@ -271,5 +276,5 @@ class _Training:
 
 
 def _seed(seed: int, epoch: int) -> int:
-    """Another stream for each epoch, so that an epoch's order needs no memory of the ones before."""
+    """The seed of an epoch, so that the order of its batches does not depend on earlier epochs."""
     return (seed * 1_000_003 + epoch) % 2**63

@@ -1,4 +1,4 @@
-"""Translation as a training task: pairs of sentences in batches by tokens, scored by the perplexity of the target."""
+"""Translation as a training task: sentence pairs batched by tokens, scored by the perplexity of the target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..text.pieces import PieceTokenizer
 from .experiment import config_of, in_section, perplexity
 from .options import TrainingConfig
 
-IGNORED = -100  # a target that costs nothing: behind the end
+IGNORED = -100  # the target of padding
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MTDataOptions:
         require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "label_smoothing", "at least 0 and less than 1", smoothing)
-        # Without the corpus one can still look at what was trained on it.
+        # A run can be read without its corpus.
         if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
             object.__setattr__(self, "fingerprint", BitextCorpus(self.folder).fingerprint)
 
@@ -61,7 +61,7 @@ class MTTraining(TrainingConfig):
 
 @dataclass(frozen=True)
 class MTConfig:
-    """A corpus, a model and how to train the one on the other."""
+    """Configuration of `stackattn mt`: a corpus, a model and how to train it."""
 
     data: MTDataOptions
     model: Seq2SeqArchitecture = field(default_factory=Seq2SeqArchitecture)
@@ -72,7 +72,7 @@ class MTConfig:
         return task, in_section("model", build_model, self, task.tokenizer)
 
     def redraw(self, seed: int) -> MTConfig:
-        """Nothing of a corpus is random but the order of its batches, which has a seed of its own."""
+        """Return the configuration itself: only the order of the batches is random, and it has its own seed."""
         return self
 
 
@@ -90,13 +90,13 @@ class Pairs:
         self.source, self.target = tokenizer.encode_source(source), tokenizer.encode_target(target)
 
     def batches(self, budget: int, generator: torch.Generator | None = None) -> list[list[int]]:
-        """Numbers of pairs; pairs with about as many tokens in both sides together are in one batch."""
+        """Return batches of pair numbers; the pairs of a batch have similar lengths."""
         sizes = [(len(a), len(b)) for a, b in zip(self.source, self.target, strict=True)]
         lengths, costs = [a + b for a, b in sizes], [max(a, b) + 1 for a, b in sizes]
         return token_batches(lengths, costs, budget, generator)
 
     def loss(self, model: nn.Module, batch: Sequence[int], label_smoothing: float = 0.0) -> Tensor:
-        """The nats of the batch's targets, EOS included, all together."""
+        """Return the summed negative log-likelihood of the targets in nats, including EOS."""
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         targets = [self.target[i].tolist() for i in batch]
         source, source_lengths = pad([[*self.source[i].tolist(), eos] for i in batch], self.tokenizer.pad)
@@ -109,7 +109,7 @@ class Pairs:
         return cross_entropy(logits, predicted.flatten().to(device), **options)
 
     def cross_entropy(self, model: nn.Module, budget: int) -> float:
-        """Nats for each target token, EOS included."""
+        """Return the nats per target token, including EOS."""
         total = sum(self.loss(model, batch).item() for batch in self.batches(budget))
         return total / int(np.sum([len(target) + 1 for target in self.target]))
 

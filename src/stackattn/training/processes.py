@@ -1,7 +1,7 @@
-"""The processes that train one model together: usually just this one, several under `torchrun`.
+"""The processes that train one model: one by default, several under `torchrun`.
 
-Each process computes its share of every batch, and DistributedDataParallel adds up the gradients: the numbers are those
-of one process, but for the order of floating-point additions. The first process alone evaluates and writes.
+Each process computes its share of every batch, and DistributedDataParallel adds up the gradients, so the numbers are
+those of one process except for the order of floating-point additions. Only the first process evaluates and writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def find_device(name: str) -> torch.device:
 
 class Processes:
     def __init__(self, device: str = "cpu"):
-        """As many as `torchrun` says, on this kind of device; each process has its own one."""
+        """Read rank and number of processes from the environment of `torchrun`; each process has its own device."""
         self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = find_device(device)
         if self.device.type == "cuda":
@@ -48,14 +48,14 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Within it the processes know each other; if one of them is lost, the others say so."""
+        """Connect the processes; if one of them is lost, the others raise RunError."""
         if self.count == 1:
             yield
             return
         try:
             backend = "nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(hours=12))  # others wait while the first evaluates
-            with self._told_to_end():  # not before: while it waits for the others, Python hears no signals
+            dist.init_process_group(backend, timeout=timedelta(hours=12))  # the others wait while the first evaluates
+            with self._told_to_end():  # not earlier: Python handles no signals while it connects
                 yield
         except RunError:
             raise
@@ -69,27 +69,27 @@ class Processes:
 
     @contextmanager
     def _told_to_end(self) -> Iterator[None]:
-        """If a process dies, torchrun ends the others by SIGTERM: they say so first."""
-        if threading.current_thread() is not threading.main_thread():  # others cannot listen to signals
+        """Raise RunError on SIGTERM, by which torchrun ends the other processes when one has died."""
+        if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
             yield
             return
 
         def end(*_: Any) -> None:
-            raise self._lost("was told to end, as when another one has died")
+            raise self._lost("received SIGTERM, probably because another process has died")
 
         before = signal.signal(signal.SIGTERM, end)
         try:
             yield
         except BaseException:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the signal may come while the reason is being told
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the error
             raise
         signal.signal(signal.SIGTERM, before)
 
     def _lost(self, what: str) -> RunError:
-        return RunError(f"process {self.rank} of {self.count} {what}; --resume goes on from the last checkpoint")
+        return RunError(f"process {self.rank} of {self.count} {what}; --resume continues from the last checkpoint")
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model whose gradients are those of all processes."""
+        """Return the model whose backward pass adds up the gradients of all processes."""
         if self.count == 1:
             return model
         return DistributedDataParallel(
@@ -97,7 +97,7 @@ class Processes:
         )
 
     def mean(self, *numbers: float) -> list[float]:
-        """Of all processes; the same bits in each of them."""
+        """Return the means over all processes, with the same bits in each of them."""
         if self.count == 1:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -105,7 +105,7 @@ class Processes:
         return (total / self.count).tolist()
 
     def from_first(self, values: Any) -> Any:
-        """What the first process has, in all of them."""
+        """Return the values of the first process in all processes."""
         if self.count == 1:
             return values
         box = [values]
@@ -113,7 +113,7 @@ class Processes:
         return box[0]
 
     def random_states(self) -> list[Tensor]:
-        """Of the generators of all processes."""
+        """Return the states of the random generators of all processes."""
         own = torch.get_rng_state()
         if self.count == 1:
             return [own]

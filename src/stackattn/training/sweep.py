@@ -1,8 +1,8 @@
-"""Many runs: random restarts in processes of their own, taken up where they were left.
+"""Sweeps: many runs, such as random restarts, in several processes.
 
-Each run has one thread. Measured on two cores, strings of 40 to 60 symbols: a second thread saves nothing for Tf (1.9 s
-for 100 batches with either) and a third for Tf+Nd (4.3 and 3.0 s), less than two runs at once do; and on a busy machine
-the threads wait for each other (Tf: 18 s).
+Each run has one thread. On two cores, with strings of 40 to 60 symbols, a second thread does not speed up Tf (1.9 s for
+100 batches) and saves a third for Tf+Nd (4.3 s and 3.0 s), less than two runs at a time do; on a busy machine the
+threads wait for each other (Tf: 18 s).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .run import RunBusy, RunError, TrainingRun
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experiment)
-SHOWN_EVERY = 0.2  # seconds between two batches that a run reports
+SHOWN_EVERY = 0.2  # seconds between two calls of on_batch
 
 
 def restart(config: E, number: int, seed: int = 0) -> E:
-    """The configuration of one restart: a learning rate drawn log-uniformly, and seeds of its own."""
+    """Return the configuration of a restart: its own learning rate, drawn log-uniformly, and its own seeds."""
     generator = np.random.default_rng([seed, number])
     low, high = map(math.log, config.training.learning_rates)
     rate = math.exp(generator.uniform(low, high))
@@ -41,7 +41,7 @@ def restart(config: E, number: int, seed: int = 0) -> E:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -49,13 +49,13 @@ Job = tuple[Path, Experiment]
 
 
 class Report(Protocol):
-    """Told how a run ended: its result, or the reason as `stopped`."""
+    """Called when a run ends, with its result; `stopped` is the reason, `failed: ...` after an error."""
 
     def __call__(self, folder: Path, result: dict[str, Any], /) -> None: ...
 
 
 def unfinished(jobs: Sequence[Job], report: Report) -> tuple[list[Job], list[Path]]:
-    """The jobs that are still to be done, and the folders where a finished run has another configuration."""
+    """Return the unfinished jobs, and the folders whose finished run is damaged or has another configuration."""
     waiting, failed = [], []
     for folder, config in jobs:
         if not TrainingRun(folder).finished:
@@ -80,16 +80,23 @@ def run_all(
     report: Report = lambda folder, result: None,
     callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
 ) -> list[Path]:
-    """Run every job that is not finished yet, one thread each, as many at once as there are cores.
+    """Train every job that is not finished yet, each with one thread.
 
-    `minutes` is the budget of all: what is under way then stops, and goes on another time. `minutes_each` is the budget
-    of a run, over all the times that it was taken up. A run that fails is reported like the others, with the reason as
-    `stopped`, and does not keep the others from running. Returns the failed ones.
+    Args:
+        jobs: folders and configurations.
+        processes: number of runs at a time; default: the number of cores.
+        minutes: stop all runs after this time; the same call continues them.
+        minutes_each: largest training time of a run, including earlier calls.
+        report: called when a run ends or fails. A run that fails does not stop the others.
+        callback_for: returns the callback of a run.
+
+    Returns:
+        The folders of the runs that failed.
     """
     deadline = None if minutes is None else time.time() + 60 * minutes
     waiting, failed = unfinished(jobs, report)
     processes = processes or cores()
-    context = get_context("spawn")  # not forked: a forked child of a process that has used OpenMP hangs
+    context = get_context("spawn")  # a forked child of a process that has used OpenMP hangs
     running: dict[Any, tuple[Any, Path, TrainingCallback | None]] = {}
     try:
         while waiting or running:
@@ -121,7 +128,7 @@ def run_all(
                     result = {"stopped": f"failed: {result}"}
                 report(folder, result)
     finally:
-        for process, _, _ in running.values():  # a run may be killed at any time
+        for process, _, _ in running.values():  # a run can be killed at any time and resumed
             process.kill()
             process.join()
     return failed
@@ -132,7 +139,7 @@ class Sender(Protocol):
 
 
 class Reporting:
-    """Watches a run and tells the process that started it: of batches only every so many seconds."""
+    """A callback that forwards to the process that started the run, with at most one batch every `every` seconds."""
 
     def __init__(self, sender: Sender, every: float = SHOWN_EVERY):
         self.sender, self.every = sender, every
@@ -148,8 +155,8 @@ class Reporting:
 
 
 def _run(sender: Sender, config: Experiment, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
-    """One run, in a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the first one ends the others
+    """Train one job in this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     kind, result = run_one(config, folder, deadline, minutes_each, Reporting(sender))
     sender.send(("finished" if kind == "finished" else "failed", (result,)))
@@ -162,7 +169,7 @@ def run_one(
     minutes_each: float | None,
     callback: TrainingCallback | None = None,
 ) -> tuple[str, Any]:
-    """One run on one thread, begun or taken up: "finished" and the result, or "failed" or "busy" and why."""
+    """Start or resume a run with one thread: "finished" and the result, or "failed" or "busy" and the reason."""
     import torch
 
     torch.set_num_threads(1)
@@ -179,7 +186,7 @@ def run_one(
     except RunBusy as error:
         return "busy", str(error)
     except (RunError, ValueError, OSError) as error:
-        if TrainingRun(folder).finished:  # by a process that had been given up for lost
+        if TrainingRun(folder).finished:  # by a process that was considered lost
             return "finished", TrainingRun(folder).result()
         return "failed", str(error)
 

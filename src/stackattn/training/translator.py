@@ -1,4 +1,4 @@
-"""A trained model with its tokenizer: translates sentences, and is scored on a test set."""
+"""A trained translation model with its tokenizer: translating, and scoring on a test set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Translator:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", **options: int) -> Translator:
-        """From the folder of a model, or of a run, whose best model is meant."""
+        """Load the model from its folder, or the best model of a run."""
         folder = model_folder(folder)
         model = load(folder)
         if not isinstance(model, Seq2SeqTransformer):
@@ -55,7 +55,7 @@ class Translator:
         done(len(sentences) - len(full))
         sources = self.tokenizer.encode_source([normalise(sentences[i]) for i in full])
         costs = [len(source) + 1 for source in sources]
-        # the longest first: who waits learns early how long it will take, and whether memory is enough
+        # longest first, so that the time left and a lack of memory show early
         for batch in reversed(token_batches(costs, costs, self.batch_tokens)):
             for i, text in zip(batch, self._translate([sources[i].tolist() for i in batch]), strict=True):
                 results[full[i]] = text
