@@ -251,7 +251,7 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
             ["prepare-ptb", "PART", "OUT", "--split", "most"],
             "expected proportions such as 80/10/10, got 'most'",
         ),
-        (["prepare-ptb", "PART", "PART", "--split", "80/10/10"], "already there"),
+        (["prepare-ptb", "PART", "PART", "--split", "80/10/10"], "already exists"),
         (["prepare-ptb", "NOWHERE", "OUT"], "no such file or folder"),
         (["prepare", "PART", "PART", "PART", "OUT", "--min-count", "0"], "--min-count: expected at least 1, got 0"),
         (

@@ -110,7 +110,7 @@ def test_errors_of_prepare_leave_no_folder(files, changes, message, tmp_path, ca
 
 def test_prepare_does_not_overwrite(files, corpus, capsys):
     assert main(prepare_command(files, corpus)) == 2
-    assert f"{corpus}: already there" in capsys.readouterr().err
+    assert f"{corpus}: already exists" in capsys.readouterr().err
 
 
 def test_prepare_warns_when_the_threshold_removes_most_pieces(files, tmp_path, capsys):
