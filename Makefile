@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 KERNEL := $(wildcard src/stackattn/ops/cpp/kernel/*)
 
-.PHONY: demo test test-fast lint format bench clean
+.PHONY: demo test test-fast sanitize lint format bench clean
 demo: $(VENV)/installed-plot
 	$(BIN)/stackattn demo
 
@@ -18,15 +18,21 @@ test: $(VENV)/installed-dev
 test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
+# The operator tests with a kernel that checks every memory access; ARGS are passed to pytest.
+sanitize: $(VENV)/installed-dev
+	tests/sanitizers.sh $(ARGS)
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/clang-format --dry-run -Werror $(KERNEL)
 	$(call page,lint)
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(KERNEL)
 	$(call page,format)
 
 # The JavaScript of the HTML report, checked with Biome. Only developers need npm.
@@ -40,7 +46,7 @@ bench: $(VENV)/installed-dev
 clean:
 	rm -rf $(VENV) build out
 
-# An editable install with an extra (plot, dev); made anew when the build files or the kernel change.
+# An editable install with an extra (plot, dev); repeated when the build files or the kernel change.
 $(VENV)/installed-%: pyproject.toml constraints.txt CMakeLists.txt $(KERNEL)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -e ".[$*]"

@@ -155,7 +155,7 @@ def test_functional_gradients(stack, backend):
 def test_second_functional_gradients_raise(stack, backend):
     for argument in range(len(stack.names)):
         first = torch.func.grad(lambda *x: operator(stack, backend)(*x).square().sum(), argument)
-        with pytest.raises(RuntimeError, match="once more"):
+        with pytest.raises(RuntimeError, match="cannot differentiate"):
             torch.func.grad(lambda *x: first(*x).sum())(*stack.inputs(1, 3))  # noqa: B023
 
 

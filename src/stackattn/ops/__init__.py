@@ -1,4 +1,20 @@
-"""Operators: actions -> attention weights. Pure functions and value-like states on tensors; no parameters live here."""
+"""Operators: from actions to attention weights. Pure functions and immutable states on tensors, without parameters.
+
+- superposition.py: `superposition_weights`
+- nondeterministic.py: `nondeterministic_weights`
+- states.py: both stacks step by step; extension.py: the operator behind them, with its gradient
+- runs.py: single runs of the nondeterministic stack
+- reference.py: the paper's equations, literal and slow; the oracle of the tests
+- dispatch.py: the available backends, and which one to use
+- registration.py: registration with PyTorch (autograd, torch.compile, vmap)
+- checks.py: validation of arguments
+- lengths.py: the mask of valid steps
+- transitions.py: the three transition tensors as one
+- pytorch/: the charts in plain PyTorch, for any device
+- cpp/: the charts in C++, for the CPU
+
+NOTATION.md explains the letters.
+"""
 
 from .attention import causal_attention
 from .dispatch import backends

@@ -1,4 +1,4 @@
-"""What the operators ask of their arguments. Every message names the argument, what was expected and what came."""
+"""Validation of the operators' arguments. Messages name the argument, what was expected, and what was found."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, le
         raise ValueError(f"log_push: expected at least one state and one symbol, got {tuple(log_push.shape)}")
     for name, expected in (("log_replace", log_push.shape), ("log_pop", log_push.shape[:5])):
         if named[name].shape != expected:
-            pair = f"shape {tuple(expected)} to go with log_push {tuple(log_push.shape)}"
-            raise ValueError(f"{name}: expected {pair}, got {tuple(named[name].shape)}")
+            matching = f"shape {tuple(expected)} to match log_push {tuple(log_push.shape)}"
+            raise ValueError(f"{name}: expected {matching}, got {tuple(named[name].shape)}")
         for what in ("dtype", "device"):
             if getattr(named[name], what) != getattr(log_push, what):
                 raise (TypeError if what == "dtype" else ValueError)(
@@ -57,12 +57,15 @@ def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
         raise ValueError(f"lengths: expected device {x.device} like the other arguments, got {lengths.device}")
 
 
-# What follows looks at the numbers, so it lives inside the operators, where torch.compile does not trace.
+# The following checks read values, so they are called inside the operators, which torch.compile does not trace.
 
 
 def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
-    """A validated int64 copy: the caller may overwrite the memory of `lengths` at any time, for instance through NumPy,
-    and the kernel computes addresses from it."""
+    """A validated int64 copy of `lengths`.
+
+    The kernel computes addresses from it, and the caller may overwrite the original at any time, for instance through
+    NumPy.
+    """
     if lengths is None:
         return None
     lengths = lengths.to(torch.int64, copy=True)
@@ -74,7 +77,7 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
 
 
 def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: bool) -> None:
-    """No nan and no infinity inside the lengths; -inf is allowed where it means a forbidden transition."""
+    """Raise ValueError for nan or infinity within the lengths; `minus_infinity`: -inf is allowed."""
     good = (x < torch.inf) if minus_infinity else x.isfinite()
     good = good.flatten(2).all(2)
     if lengths is not None:

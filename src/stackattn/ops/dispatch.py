@@ -1,4 +1,4 @@
-"""Which implementations of the operators can run here, and which one to take."""
+"""The available implementations of the operators, and the choice between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 kernel: ModuleType | None = None
 _KERNEL_ERROR: ImportError | None = None
-try:  # not `from . import`, which does not tell a missing module from a broken one
+try:  # `from .cpp import _kernel` would not distinguish a missing module from a broken one
     kernel = importlib.import_module(".cpp._kernel", __package__)
 except ImportError as error:
     _KERNEL_ERROR = error
@@ -22,7 +22,17 @@ NAMES = ("auto", "reference", "torch", "cpp")
 
 
 def backends() -> dict[str, str]:
-    """Each backend with `"available"`, or with the reason why it is not there and what to do about it."""
+    """The backends and their status.
+
+    Returns:
+        For each backend `"available"`, or the reason why it is not available and what to do.
+
+    Examples::
+
+        >>> import stackattn
+        >>> stackattn.backends()["torch"]
+        'available'
+    """
     return {"reference": "available", "torch": "available", "cpp": _kernel_status()}
 
 
@@ -35,17 +45,17 @@ def _kernel_status() -> str:
     install = f"reinstall stackattn from source (`{sys.executable} -m pip install --force-reinstall --no-deps ...`)"
     if compiler is None:
         return (
-            "the C++ kernel was not built: no C++ compiler. "
+            "the C++ kernel was not built: no C++ compiler was found. "
             f"Install one (on Debian or Ubuntu: `apt install g++`), then {install}."
         )
     return (
-        "the C++ kernel was not built when stackattn was installed: it did not compile, or there was no compiler then. "
-        f"Now there is one ({compiler}): {install} with `-v`, which shows what CMake and the compiler say."
+        "the C++ kernel was not built when stackattn was installed: it did not compile, or there was no compiler. "
+        f"A compiler is available now ({compiler}): {install} with `-v` to see the output of CMake and the compiler."
     )
 
 
 def choose(backend: str, device: torch.device) -> str:
-    """The backend that `backend` means for tensors on `device`; raises if a named one cannot run there."""
+    """Resolve `"auto"` for tensors on `device`; raise if the requested backend cannot run there."""
     if backend not in NAMES:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, NAMES))}, got {backend!r}")
     if backend == "auto":
@@ -65,4 +75,4 @@ def choose(backend: str, device: torch.device) -> str:
 
 @functools.cache
 def _warn_once() -> None:
-    warnings.warn(f"stackattn runs on its slower `torch` backend: {_kernel_status()}", RuntimeWarning, stacklevel=4)
+    warnings.warn(f"stackattn uses its slower `torch` backend: {_kernel_status()}", RuntimeWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""The mask of sequences of different lengths in one batch."""
+"""The mask of valid steps for sequences of different lengths in one batch."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def length_mask(lengths: Tensor, T: int) -> Tensor:
-    """(B, T): True for the steps within the lengths."""
+    """(B, T): True for the first `lengths[b]` steps of sequence b."""
     return torch.arange(T, device=lengths.device) < lengths.long()[:, None]

@@ -1,4 +1,4 @@
-"""The nondeterministic stack: transition weights of a pushdown automaton -> attention weights over what was pushed."""
+"""The nondeterministic stack: from transition weights of a pushdown automaton to attention weights."""
 
 from __future__ import annotations
 
@@ -23,30 +23,43 @@ def nondeterministic_weights(
     *,
     backend: str = "auto",
 ) -> Tensor:
-    """Attention weights of the nondeterministic stack: how likely each earlier element is to be on top.
+    """Attention weights of the nondeterministic stack: the probability that each earlier element is on top.
 
     Args:
         log_push: (B, T, Q, S, Q, S)
-            Log weights of pushing y and going to state r, given state q and x on top: `[b, t, q, x, r, y]`.
+            Log weights of pushing y and moving to state r, from state q with x on top: `[b, t, q, x, r, y]`.
             State 0 is the start state and symbol 0 the bottom symbol; -inf forbids a transition.
         log_replace: (B, T, Q, S, Q, S)
-            Log weights of replacing the top symbol x by y. The element keeps its vector.
+            Log weights of replacing the top symbol x with y. The element keeps its vector.
         log_pop: (B, T, Q, S, Q)
             Log weights of popping x. The bottom element is never popped.
         lengths: (B,), optional
-            Steps of each sequence. What lies beyond is not read, and gives zero rows and zero gradients.
+            Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, T + 1, Q, S)
-            `weights[b, t, i, r, y]`: the share of all runs that are, after step t, in state r with symbol y on top,
-            and whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no
-            run reaches, because the transitions are forbidden, is zero and has zero gradients.
+            `weights[b, t, i, r, y]`: the share of all runs that are in state r after step t, with symbol y on top, and
+            whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no run
+            reaches, because all transitions are forbidden, is zero and has zero gradients.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or contains nan or +inf within
+            the lengths.
+        RuntimeError: the requested backend is not available.
 
     Examples::
 
-        weights = nondeterministic_weights(log_push, log_replace, log_pop)
-        readings = torch.einsum("btiqs,bim->btqsm", weights, torch.cat([bottom, values], dim=1))
+        >>> import torch
+        >>> from stackattn import nondeterministic_weights
+        >>> B, T, Q, S, m = 1, 4, 2, 3, 5
+        >>> log_push, log_replace = torch.randn(2, B, T, Q, S, Q, S)
+        >>> log_pop = torch.randn(B, T, Q, S, Q)
+        >>> weights = nondeterministic_weights(log_push, log_replace, log_pop)
+        >>> weights.shape
+        torch.Size([1, 4, 5, 2, 3])
+        >>> values = torch.randn(B, T + 1, m)  # the bottom vector, then the pushed vectors
+        >>> readings = torch.einsum("btiqs,bim->btqsm", weights, values)
     """
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     backend = choose(backend, log_push.device)
@@ -69,7 +82,7 @@ def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: 
     return weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
 
 
-# The second result is the memory of the charts, which the `torch` backend keeps for its backward pass, or nothing.
+# The second result is the memory of the charts, which the `torch` backend reuses in its backward pass; otherwise empty.
 _op = Operator(
     "nondeterministic_weights",
     "(Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend) -> (Tensor, Tensor)",

@@ -1,8 +1,8 @@
-"""The equations of the stack attention paper (DuSell & Chiang, 2024), literal and slow: the oracle of every test.
+"""The equations of the stack attention paper (DuSell & Chiang, 2024), literal and slow: the oracle of the tests.
 
-Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space), to be read beside them. Time points are
-the paper's: step t = 1..n leads from t-1 to t and uses index t-1 of the arguments. Everything is computed in float64
-and differentiable by plain autograd. A time point that no run survives to has readings, weights and gradients zero.
+They follow Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space). Time points are the paper's:
+step t = 1..n leads from t-1 to t and uses index t-1 of the arguments. All computation is in float64, and autograd
+differentiates it. At time points that no run reaches, readings, weights and gradients are zero.
 """
 
 from collections.abc import Iterable, Mapping
@@ -109,9 +109,7 @@ def _inner_and_forward_weights(
 ) -> tuple[dict[tuple[int, int], Tensor], dict[tuple[int, int], Tensor], dict[int, Tensor]]:
     """Logs of gamma[i, t] (B, Q, S, Q, S), gamma'[k, t] (B, Q, S, Q) and alpha[t] (B, Q, S)."""
     B, n, Q, S = push.shape[:4]
-    nothing = sum(
-        x[:, :0].sum() for x in (push, replace, pop)
-    )  # gradient zero, not None, where n is too small to use x
+    nothing = sum(x[:, :0].sum() for x in (push, replace, pop))  # makes unused inputs have zero gradients, not None
     gamma = {(-1, 0): _initial(push, B, Q, S, Q, S) + nothing}
     gamma_prime = {}
     alpha = {-1: _initial(push, B, Q, S)}
@@ -134,7 +132,7 @@ def _inner_and_forward_weights(
 
 
 def _sum_over_i(equation: str, alpha: Mapping[int, Tensor], inner: Mapping[tuple[int, int], Tensor], t: int) -> Tensor:
-    """Sums of alpha[i][q, x] inner[i -> t][q, x -> ...] over the letters that the equation drops; i = -1..t-1."""
+    """Sums of alpha[i][q, x] inner[i -> t][q, x -> ...] over the letters that are not in the result; i = -1..t-1."""
     before = range(-1, t)
     return log_einsum(equation, _stack(alpha[i] for i in before), _stack(inner[i, t] for i in before))
 
@@ -147,7 +145,7 @@ def _initial(like: Tensor, *shape: int) -> Tensor:
 
 
 def _log_total(alpha_t: Tensor) -> Tensor:
-    """The log of the sum of alpha[t] (B, Q, S), as (B, 1, 1); zero where no run survives, so that 0 / 0 becomes 0."""
+    """The log of the sum of alpha[t] (B, Q, S), as (B, 1, 1); zero if there is no run, so that 0 / 0 becomes 0."""
     total = log_sum(alpha_t, (1, 2))[:, None, None]
     return torch.where(total == -torch.inf, 0.0, total)
 

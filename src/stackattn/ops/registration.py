@@ -1,8 +1,8 @@
-"""Operators that PyTorch knows: autograd, torch.compile, torch.func.vmap.
+"""Registration of operators with PyTorch, for autograd, torch.compile and torch.func.vmap.
 
-An operator here takes tensors (the last one, `lengths`, may be None) and then the name of a backend. It is defined with
-`torch.library.Library` rather than `torch.library.custom_op`, whose first call imports the compiler: two seconds that
-nobody asked for.
+An operator takes tensors, of which the last one (`lengths`) may be None, and the name of a backend. It is defined with
+`torch.library.Library`, because the first call of a `torch.library.custom_op` imports the compiler, which takes two
+seconds.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import torch
 
 _library = torch.library.Library("stackattn", "DEF")
 
-NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass once more; backend='reference' can"
+NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass: use backend='reference'"
 
 
 class Operator:
+    """An operator `stackattn::name`; the methods register its implementation, gradient and batching rule."""
+
     def __init__(self, name: str, signature: str):
         self._name = f"stackattn::{name}"
         _library.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
         self._call = getattr(torch.ops.stackattn, name).default
 
     def __call__(self, *args):
-        # torch.func.grad does not see through what torch.library registers, but through an autograd.Function it does.
+        # torch.func transforms do not support the autograd formulas of torch.library, but those of autograd.Function.
         if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             return self._function.apply(*args)
         return self._call(*args)
@@ -33,13 +35,13 @@ class Operator:
         torch.library.impl(self._name, "CompositeExplicitAutograd", function, lib=_library)
 
     def fake(self, function: Callable) -> None:
-        """Shapes and dtypes of the results, without computing them."""
+        """Register a function that returns empty results of the right shapes and dtypes."""
         torch.library.register_fake(self._name, function, lib=_library)
 
     def gradient(self, function: Callable) -> None:
-        """`function(input tensors, memory, backend, grad)` gives the gradients of all tensors but `lengths`.
+        """Register `function(input tensors, memory, backend, grad)`: the gradients of all tensors except `lengths`.
 
-        `grad` belongs to the first result; the others are `memory`, kept for the backward pass and for nothing else.
+        `grad` is the gradient of the first result; the other results are `memory`, which only the backward pass uses.
         """
 
         def setup_context(ctx, inputs, output):
@@ -47,18 +49,18 @@ class Operator:
             memory = output[1:] if isinstance(output, tuple) else ()
             ctx.mark_non_differentiable(*memory)
             ctx.inputs = len(tensors)
-            # A copy: autograd notices neither that a caller overwrites `lengths` through NumPy nor when.
+            # A copy: autograd does not detect that a caller overwrites `lengths` through NumPy.
             lengths = tensors[-1] if tensors[-1] is None else tensors[-1].clone()
             ctx.save_for_backward(*tensors[:-1], lengths, *memory)
 
         def backward(ctx, grad, *_):
-            saved = ctx.saved_tensors  # once: gradient checkpointing recomputes them at each access
+            saved = ctx.saved_tensors  # accessed once: gradient checkpointing recomputes them each time
             return *function(saved[: ctx.inputs], saved[ctx.inputs :], ctx.backend, grad), None, None
 
         self._register_autograd(setup_context, backward)
 
     def without_gradient(self, message: str) -> None:
-        """Differentiating the operator raises an error that says so."""
+        """Raise RuntimeError with this message when the operator is differentiated."""
 
         def backward(ctx, *grads):
             raise RuntimeError(message)
@@ -78,9 +80,9 @@ class Operator:
         self._function: Any = type(self._name, (torch.autograd.Function,), members)
 
     def batched(self, function: Callable) -> None:
-        """`function(tensors, size, backend)`: the extra axis, of that size, is in the tensors' first one.
+        """Register `function(tensors, size, backend)`, where an extra axis of that size is folded into the first axis.
 
-        Memory is not among them: its form is nobody else's business.
+        `memory` is not passed, because only the backend knows its layout.
         """
         self._batched = function
         torch.library.register_vmap(self._name, self._vmap, lib=_library)

@@ -1,4 +1,4 @@
-"""Single runs of the nondeterministic stack: the best one (Viterbi) and exact samples, to see what a model learned."""
+"""Single runs of the nondeterministic stack: the best one (Viterbi) and exact samples."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,12 @@ from torch import Tensor
 from . import checks
 from .pytorch.log_chart import Reduce, log_chart, log_sum
 
-Choose = Callable[[np.ndarray], int]  # log weights of the candidates, of any shape -> the flat index of one
+Choose = Callable[[np.ndarray], int]  # log weights of the candidates, of any shape -> the flat index of the chosen one
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One transition: what happens to the top of the stack, the state it leads to, and the symbol then on top.
-
-    The symbol of a pop is None: the one that it uncovers was put there earlier.
-    """
+    """One transition: its kind, the state it leads to, and the symbol that it puts on top (None for a pop)."""
 
     kind: Literal["push", "replace", "pop"]
     state: int
@@ -32,7 +29,18 @@ class Operation:
 
 @dataclass(frozen=True)
 class AutomatonRun:
-    """One operation per step, and the sum of their log weights."""
+    """A run of the automaton: one operation per step, and the sum of their log weights.
+
+    Examples::
+
+        >>> from stackattn import AutomatonRun, Operation
+        >>> run = AutomatonRun((Operation("push", 0, 1), Operation("pop", 0)), log_weight=-1.5)
+        >>> run.stacks()
+        [[(-1, 0), (0, 1)], [(-1, 0)]]
+        >>> print(run.listing(["a", "b"]))
+        a    push 1 -> q0
+        b    pop -> q0
+    """
 
     operations: tuple[Operation, ...]
     log_weight: float
@@ -41,7 +49,7 @@ class AutomatonRun:
         return ", ".join(map(str, self.operations))
 
     def stacks(self) -> list[list[tuple[int, int]]]:
-        """The stack after each step, bottom first, as (step that pushed the element or -1 for the bottom, symbol)."""
+        """The stack after each step, bottom first, as pairs (step that pushed the element, or -1; symbol)."""
         stack, stacks = [(-1, 0)], []
         for step, operation in enumerate(self.operations):
             pushed = step if operation.kind == "push" else stack.pop()[0]
@@ -51,9 +59,9 @@ class AutomatonRun:
         return stacks
 
     def listing(self, labels: Sequence[object] | None = None) -> str:
-        """One line per step, indented by the depth of the element it touches, so that a push and its pop line up.
+        """One line per step, indented by the depth of the affected element, so that a push and its pop are aligned.
 
-        `labels` (such as the tokens read, or their numbers) stand in for the step numbers.
+        `labels` (for example the input tokens) replace the step numbers.
         """
         texts = [str(label) for label in (range(len(self.operations)) if labels is None else labels)]
         if len(texts) != len(self.operations):
@@ -69,10 +77,33 @@ class AutomatonRun:
 def best_runs(
     log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None
 ) -> list[AutomatonRun]:
-    """The run of the largest weight of each sequence; among equals always the same one.
+    """The run with the largest weight of each sequence. Ties are broken deterministically.
 
-    Log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q), where -inf forbids a transition; steps from lengths[b] on are
-    not read. ValueError if a sequence has no run at all.
+    Args:
+        log_push: (B, T, Q, S, Q, S)
+        log_replace: (B, T, Q, S, Q, S)
+        log_pop: (B, T, Q, S, Q)
+            Log weights of the transitions, as in `nondeterministic_weights`.
+        lengths: (B,), optional
+            Number of steps of each sequence. Later steps are ignored.
+
+    Returns:
+        One run for each sequence.
+
+    Raises:
+        TypeError, ValueError: as in `nondeterministic_weights`.
+        ValueError: a sequence has no run, because transitions are forbidden.
+
+    Examples::
+
+        >>> import torch
+        >>> from stackattn import best_runs
+        >>> log_push, log_replace = torch.zeros(2, 1, 3, 1, 2, 1, 2)
+        >>> log_pop = torch.zeros(1, 3, 1, 2, 1)
+        >>> log_push[:, 0, ..., 1] = 1.0
+        >>> log_pop[:, 2] = 2.0
+        >>> print(best_runs(log_push, log_replace, log_pop)[0].operations[-1])
+        pop -> q0
     """
     return [
         _Tracer(b, transitions, torch.amax).run(lambda candidates: int(candidates.argmax()))
@@ -88,9 +119,27 @@ def sample_runs(
     lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> list[list[AutomatonRun]]:
-    """`num_samples` independent runs of each sequence, drawn exactly in proportion to their weights.
+    """Independent samples of the runs of each sequence, with probabilities proportional to their weights.
 
-    Arguments as for `best_runs`. A seeded `generator` makes the samples repeatable.
+    Args:
+        log_push, log_replace, log_pop, lengths: as in `best_runs`.
+        num_samples: number of runs of each sequence.
+        generator: source of randomness (default: PyTorch's global generator).
+
+    Returns:
+        `num_samples` runs for each sequence.
+
+    Raises:
+        TypeError, ValueError: as in `best_runs`, or `num_samples` is not a positive integer.
+
+    Examples::
+
+        >>> import torch
+        >>> from stackattn import sample_runs
+        >>> log_push, log_pop = torch.zeros(1, 3, 1, 2, 1, 2), torch.zeros(1, 3, 1, 2, 1)
+        >>> runs = sample_runs(log_push, log_push, log_pop, num_samples=5, generator=torch.Generator().manual_seed(0))
+        >>> len(runs), len(runs[0]), len(runs[0][0].operations)
+        (1, 5, 3)
     """
     if not isinstance(num_samples, int) or isinstance(num_samples, bool):
         raise TypeError(f"num_samples: expected an integer, got {num_samples!r}")
@@ -102,7 +151,7 @@ def sample_runs(
     samples = []
     for b, transitions in _sequences(log_push, log_replace, log_pop, lengths):
         tracer = _Tracer(b, transitions, log_sum)
-        shape = (num_samples, tracer.length + 1)  # one choice per operation, and one of where the run ends
+        shape = (num_samples, tracer.length + 1)  # one choice per operation, and one for the end of the run
         uniforms = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).tolist()
         samples.append([tracer.run(_sampler(iter(row))) for row in uniforms])
     return samples
@@ -119,7 +168,7 @@ def _sampler(uniforms: Iterator[float]) -> Choose:
 def _sequences(
     log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
 ) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
-    """Each batch index with its log weights, cut to its length, in float64 and with a batch axis of 1."""
+    """Each batch index with its log weights, truncated to its length, in float64, with a batch axis of size 1."""
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     lengths = checks.copy_lengths(lengths, log_push.shape[1])
     inputs = {"log_push": log_push, "log_replace": log_replace, "log_pop": log_pop}
@@ -132,7 +181,7 @@ def _sequences(
 
 
 class _Tracer:
-    """Walks back through the chart of one sequence, letting `choose` decide between the terms of every sum."""
+    """Traces runs backwards through the chart of one sequence; `choose` selects one term of every sum."""
 
     def __init__(self, index: int, transitions: tuple[Tensor, Tensor, Tensor], reduce: Reduce) -> None:
         chart = log_chart(*transitions, reduce)
@@ -140,12 +189,12 @@ class _Tracer:
         self.D, self.P, self.F, alpha = (np.ascontiguousarray(x[0].numpy()) for x in chart)
         self.length, self.num_states, self.num_symbols = self.push.shape[:3]
         if alpha[self.length].max() == -np.inf:
-            raise ValueError(f"sequence {index} has no run: every run dies within its {self.length} steps")
+            raise ValueError(f"sequence {index} has no run: its transitions allow none of {self.length} steps")
 
     def run(self, choose: Choose) -> AutomatonRun:
         Q, S = self.num_states, self.num_symbols
         operations: list[Operation] = [Operation("pop", 0)] * self.length
-        returns = []  # (k, t, u, y, r): a stretch P[k -> t][u, y -> r] whose operations are still to be found
+        returns = []  # (k, t, u, y, r): a part P[k -> t][u, y -> r] whose operations are not known yet
         t = self.length
         c, r, y = _unravel(choose(self.F[: t + 1, t]), Q, S)  # the run so far is F[c-1 -> t][r, y]
         while t > 0:
@@ -169,7 +218,7 @@ class _Tracer:
             p, w = divmod(choose(self.push[k, u, y] + self.D[k + 1, t, :, :, r]), S)
             operations[k] = Operation("push", p, w)
             j = k + 1
-            while j < t - 1:  # the rest of the stretch is D[j -> t][p, w -> r]
+            while j < t - 1:  # the rest of the part is D[j -> t][p, w -> r]
                 replaced = self.replace[j, p, w] + self.D[j + 1, t, :, :, r]  # (Q, S)
                 popped = self.P[j, j + 2 : t, p, w] + self.D[j + 2 : t, t, :, w, r]  # (k, Q)
                 choice = choose(np.concatenate([replaced.ravel(), popped.ravel()]))

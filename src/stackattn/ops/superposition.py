@@ -1,4 +1,4 @@
-"""The superposition stack: push, no-op and pop probabilities -> attention weights over what was pushed."""
+"""The superposition stack: from push, no-op and pop probabilities to attention weights over the pushed values."""
 
 from __future__ import annotations
 
@@ -14,25 +14,35 @@ from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
 def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, backend: str = "auto") -> Tensor:
-    """Attention weights of the superposition stack: how much of each earlier value is in the top element.
+    """Attention weights of the superposition stack: the share of each earlier value in the top element.
 
     Args:
         actions: (B, T, 3)
-            Weights of push, no-op and pop at each step: probabilities, such as a softmax gives, not logits.
+            Weights of push, no-op and pop at each step: probabilities, for example from a softmax, not logits.
         lengths: (B,), optional
-            Steps of each sequence. What lies beyond is not read, and gives zero rows and zero gradients.
+            Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, T)
-            `weights[b, t, i]`: the share in the top element, after step t, of the value pushed at step i. Where the
-            actions sum to 1, a row sums to at most 1: the rest is the emptiness below the stack. Popping an empty stack
-            leaves it empty.
+            `weights[b, t, i]`: the share of the value pushed at step i in the top element after step t. If the actions
+            sum to 1, a row sums to at most 1; the rest is the share of the empty stack, which has the zero vector on
+            top. Popping an empty stack leaves it empty.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or contains nan or infinity
+            within the lengths.
+        RuntimeError: the requested backend is not available.
 
     Examples::
 
-        weights = superposition_weights(logits.softmax(-1))
-        readings = weights @ values  # (B, T, T) @ (B, T, m)
+        >>> import torch
+        >>> from stackattn import superposition_weights
+        >>> actions = torch.tensor([[[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])  # push, push, pop
+        >>> superposition_weights(actions)[0, 2]  # the first value is on top again
+        tensor([1., 0., 0.])
+        >>> values = torch.randn(1, 3, 4)
+        >>> readings = superposition_weights(actions) @ values  # (B, T, m)
     """
     checks.check_actions(actions, lengths)
     backend = choose(backend, actions.device)

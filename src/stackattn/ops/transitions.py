@@ -1,4 +1,4 @@
-"""The transitions of a step as rows of one tensor, and the rows of all steps that a state has taken."""
+"""The three transition tensors as one, and the history of transitions of a state."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from torch import Tensor
 
 
 def join_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
-    """The transitions from each state and symbol as one row, (B, c, Q, S, Q S + Q S + Q): push, replace, pop."""
+    """All transitions from each state and symbol in one tensor (B, c, Q, S, Q S + Q S + Q): push, replace, pop."""
     return torch.cat([log_push.flatten(4), log_replace.flatten(4), log_pop], dim=-1)
 
 
 def split_transitions(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The inverse of `join_transitions`."""
     Q, S = rows.shape[2:4]
     push, replace, pop = rows.split((Q * S, Q * S, Q), dim=-1)
     return push.unflatten(-1, (Q, S)), replace.unflatten(-1, (Q, S)), pop
 
 
 class History(NamedTuple):
-    """The rows of all steps so far, the last ones first: what exact arithmetic would start from again.
+    """A linked list of the transitions of all steps so far, last first, from which a state can be recomputed exactly.
 
-    That is rarely wanted, so what happens to a state (reordering, detaching) is written down here, and done then.
+    Recomputation is rare, so functions that are applied to the state (reordering, detaching) are only recorded here and
+    applied on demand.
     """
 
     before: History | None
-    rows: Tensor | None  # of some steps, or
-    function: Callable[[Tensor], Tensor] | None  # what was done to all that came before
+    rows: Tensor | None  # joined transitions of some steps, or
+    function: Callable[[Tensor], Tensor] | None  # a function that was applied to all earlier steps
 
     def steps(self) -> Tensor:
+        """The joined transitions of all steps."""
         found: list[Tensor] = []
         functions: list[Callable[[Tensor], Tensor]] = []
         at: History | None = self

@@ -17,7 +17,7 @@ from .. import checks
 from ..dispatch import kernel
 
 if TYPE_CHECKING:
-    from ..states import Extension
+    from ..extension import Extension
 
 HUGE = 1 << 22  # bytes: two huge pages
 _TRANSITIONS = ("log_push", "log_replace", "log_pop")

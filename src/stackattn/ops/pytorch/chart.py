@@ -1,7 +1,7 @@
-"""The chart of docs/maths.md in plain PyTorch: any device, one sequential step per symbol, each a few matrix products.
+"""The chart of docs/maths.md in plain PyTorch, with a few matrix products per step.
 
-Everything is written for a `Number`: a float64 tensor (fast, right while no weight that matters vanishes) or an
-`Extended` one (slow, right always). The gradients are the same recurrences walked the other way.
+The code is generic in the type `Number`: a float64 tensor (fast, but with a limited range) or `Extended` (slow, with an
+unlimited range). The gradients are the same recurrences in reverse order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from .extended import Extended
 
-Number = Any  # a float64 Tensor, or an Extended that behaves like one
+Number = Any  # a float64 Tensor, or an Extended, which has the same interface
 
 
 class Steps(NamedTuple):
@@ -24,20 +24,20 @@ class Steps(NamedTuple):
 
 
 class Chart:
-    """The charts of a batch over the time points 0..n, with C = (n + 1) * Q columns (t, r), in one piece of memory.
+    """The charts of a batch over the time points 0..n, with C = (n + 1) * Q columns (t, r), in one block of memory.
 
-    The axes are in an order that lets every product read its factors where they lie: the rows (j, p) of one symbol and
-    sequence are evenly spaced (`by_symbol`), and so are the rows (p, w) of one time point and sequence (`by_time`).
+    The order of the axes avoids copies in the matrix products: the rows (j, p) of one symbol and sequence are evenly
+    spaced (`by_symbol`), and so are the rows (p, w) of one time point and sequence (`by_time`).
     """
 
     def __init__(self, memory: Number, n: int, B: int, Q: int, S: int):
-        self.memory = memory  # (Chart.size(n, B, Q, S),), zero at first
+        self.memory = memory  # (Chart.size(n, B, Q, S),), initially zero
         self.axes = n + 1, Q, S, B
         rows, C = (n + 1) * Q * S * B, (n + 1) * Q
         self.PD = memory[: rows * 2 * C].reshape(2, *self.axes, C)
         self.P, self.D = self.PD[0], self.PD[1]  # (n + 1, Q, S, B, C) by j, p, w, sequence, (t, r)
-        # (n + 1, Q, S, B, n + 2) by t, r, y, sequence, and what is on top: column 1 is the bottom element, column t + 1
-        # the one that step t pushed. Column 0 is alpha: their sum follows nearly the same recurrence.
+        # (n + 1, Q, S, B, n + 2) by t, r, y, sequence, and the element on top: column 1 is the bottom element, column
+        # t + 1 the one that step t pushed. Column 0 is their sum alpha, which has nearly the same recurrence.
         self.F = memory[rows * 2 * C :].reshape(*self.axes, n + 2)
 
     @staticmethod
@@ -118,9 +118,9 @@ def _fill_F(steps: Steps, chart: Chart, superposition: bool) -> None:
 
 
 def walk_back(steps: Steps, chart: Chart, dF: Number, superposition: bool = False) -> Steps:
-    """Gradients with respect to the transition weights, from those with respect to F (which is used up).
+    """Gradients with respect to the transition weights, from those with respect to F, which are overwritten.
 
-    Each row gathers its gradient when its turn comes, from those that used it and are complete.
+    Rows are processed in reverse order; each row sums its gradient from the completed rows that used it.
     """
     QS = chart.axes[1] * chart.axes[2]
     moves = _stacked(steps.push, steps.replace)
@@ -130,7 +130,7 @@ def walk_back(steps: Steps, chart: Chart, dF: Number, superposition: bool = Fals
 
 
 def _walk_back_F(moves: Number, chart: Chart, dF: Number, superposition: bool) -> tuple[Number, Number]:
-    """What F gives to push and replace; completes dF."""
+    """The contributions of F to the gradients of push and replace; completes dF."""
     times, Q, S, B = chart.axes
     n, QS, C = times - 1, Q * S, times * Q
     P, dF_of = chart.by_symbol(chart.P), chart.by_symbol(dF)
@@ -151,7 +151,7 @@ def _walk_back_F(moves: Number, chart: Chart, dF: Number, superposition: bool) -
 
 
 def _walk_back_D_and_P(moves: Number, chart: Chart, dF: Number) -> tuple[Number, Number]:
-    """What D and P give to push and replace, stacked, and to pop."""
+    """The contributions of D and P to the gradients of push and replace, stacked, and of pop."""
     times, Q, S, B = chart.axes
     n, QS, C = times - 1, Q * S, times * Q
     dD = dF.new_zeros(*chart.axes, C)
@@ -165,7 +165,7 @@ def _walk_back_D_and_P(moves: Number, chart: Chart, dF: Number) -> tuple[Number,
         earlier, old = slice(0, max(j - 1, 0) * Q), slice(0, j + 2)
         dP = F[:, now, old] @ dF_of[:, later, old].mT
         if j > 0:  # the bottom element is never popped
-            given = chart.rows_by_time(moves[j - 1].mT @ row_at[:, :, tail])[0]  # by row j - 1
+            given = chart.rows_by_time(moves[j - 1].mT @ row_at[:, :, tail])[0]  # from row j - 1
             dD[j, ..., tail] = given + chart.rows_by_symbol(P[:, earlier, now].mT @ dD_of[:, earlier, tail])
             row[1, ..., later] = dD[j, ..., later]
             dP = dP + dD_of[:, now, later] @ D[:, later, later].mT

@@ -1,7 +1,7 @@
-"""The chart one column at a time, in plain PyTorch: what a stack needs that is extended step by step.
+"""The chart one column at a time, in plain PyTorch, for stacks that are extended step by step.
 
-A state is a flat array for each sequence (`Layout`), the same one that the kernel's columns.h reads and writes. A step
-is one triangular solve and a few products, on any device.
+A state is a flat array for each sequence (`Layout`), with the same layout as in the kernel's columns.h. A step is one
+triangular solve and a few matrix products.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _padded(n):
 
 
 class Layout(NamedTuple):
-    """Where the entries of a state are: column t = 1, 2, ... has P, F, push and replace of that step, see columns.h."""
+    """Positions of the entries of a state: column t = 1, 2, ... contains P, F, push and replace; see columns.h."""
 
     Q: int
     S: int
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
         return _size(self.Q, self.S, T)
 
     def positions(self, T: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Where each entry of `Dense` is, without the batch axis, and whether it is there at all."""
+        """The position of each entry of `Dense`, without the batch axis, and whether the entry exists."""
         Q, S = self
         QS = Q * S
 
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
 
         steps = torch.arange(1, T + 1, device=device)
         sizes = QS * (p_row(steps) + f_row(steps) + 2 * _padded(QS))
-        offset = torch.cat([sizes.new_zeros(2), sizes.cumsum(0)])  # of column t; column 0 is not stored
+        offset = torch.cat([sizes.new_zeros(2), sizes.cumsum(0)])  # of column t; there is no column 0
 
         w, j, p, t, r = (axis(size, dim, 5) for dim, size in enumerate((S, T + 1, Q, T + 1, Q)))
         P = offset[t] + (w * Q + r) * p_row(t) + j * Q + p
@@ -93,6 +93,7 @@ class Dense(NamedTuple):
 
 
 def to_dense(state: Tensor, layout: Layout, T: int) -> Dense:
+    """The dense form of a flat state (B, layout.size(T))."""
     positions = layout.positions(T, state.device)
     if state.shape[1] == 0:
         return Dense(*(state.new_zeros(state.shape[0], *at.shape) for at, _ in positions))
@@ -100,7 +101,7 @@ def to_dense(state: Tensor, layout: Layout, T: int) -> Dense:
 
 
 def to_flat(dense: Dense, layout: Layout, T: int) -> Tensor:
-    """The first T steps of `dense`."""
+    """The flat form (B, layout.size(T)) of the first T steps of `dense`."""
     state = dense.P.new_zeros(dense.P.shape[0], layout.size(T))
     P, F, push, replace = dense
     parts = (P[:, :, : T + 1, :, : T + 1], F[:, :, : T + 1, : T + 1], push[:, :T], replace[:, :T])
@@ -110,7 +111,7 @@ def to_flat(dense: Dense, layout: Layout, T: int) -> Tensor:
 
 
 class Column(NamedTuple):
-    """What one step computes on the way: the system, its solution, and what was on top before."""
+    """Intermediate results of one step: the linear system, its solution, and the previous column."""
 
     system: Tensor  # (B, N, N), unit upper triangular, N = (t - 1) Q S
     D: Tensor  # (B, t - 1, Q S, Q): D[j -> t] for j = 1..t-1
@@ -175,7 +176,7 @@ def retract(
     grad_weights: Tensor | None,
     grad_after: Tensor | None,
 ) -> tuple[Tensor, Steps]:
-    """Gradients with respect to the state before and to the weights of the steps; `state` is the state after them."""
+    """Gradients with respect to the state before the steps and to their weights; `state` is the state after them."""
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
     dense = to_dense(state, layout, T)
@@ -224,7 +225,7 @@ def retract(
 
 
 def _grown(dense: Dense, c: int, superposition: bool) -> Dense:
-    """Room for c more time points; and the bottom element, which is there before every step."""
+    """Add room for c more time points, and the bottom element, which exists before the first step."""
     P = torch.nn.functional.pad(dense.P, (0, 0, 0, c, 0, 0, 0, c))
     F = torch.nn.functional.pad(dense.F, (0, 0, 0, c, 0, c))
     if not superposition:

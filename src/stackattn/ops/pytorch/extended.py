@@ -1,22 +1,22 @@
-"""Tensors whose entries neither overflow nor vanish: a mantissa and a power of two for each entry."""
+"""Tensors whose entries neither overflow nor underflow: a mantissa and a power of two for each entry."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_MOST_TERMS = 2**24  # of a product that are in memory at once
-LOWEST = -1e10  # what is below has weight zero: e^-1e10 beside the largest weight of a step is a mask, not a weight
-_ZERO_EXPONENT = -(2.0**50)  # so low that no sum of real exponents comes near it
+_MOST_TERMS = 2**24  # of a matrix product, in memory at once
+LOWEST = -1e10  # logits this far below the largest one of their step have weight zero
+_ZERO_EXPONENT = -(2.0**50)  # below every sum of exponents
 _LN2 = 0.6931471805599453
 # ln 2 in two parts, the first with zeros at its end: exponent * _LN2_HIGH is exact
 _LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
 
 
 class Extended:
-    """`mantissa * 2 ** exponent`, entry by entry, with as much of the interface of a tensor as the chart needs.
+    """`mantissa * 2 ** exponent`, entry by entry, with the part of the tensor interface that the chart uses.
 
-    Mantissas are zero or in [0.5, 1) up to sign, exponents are whole numbers kept in the same dtype.
+    Mantissas are zero or in [0.5, 1) up to sign; exponents are integers stored in the same dtype.
     """
 
     def __init__(self, mantissa: Tensor, exponent: Tensor):

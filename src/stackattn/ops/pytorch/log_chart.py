@@ -1,6 +1,6 @@
 """The chart of the nondeterministic stack in log space, over any semiring whose product is addition of logs.
 
-With `log_sum` it holds sums over runs, with `torch.amax` best runs: what sampling and Viterbi decoding walk back.
+With `log_sum` its entries are sums over runs, for sampling; with `torch.amax` they are best runs, for Viterbi decoding.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ Reduce = Callable[[Tensor, tuple[int, ...]], Tensor]
 def log_sum(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     """log(sum(exp(x))) over `dim`. A sum of zeros (all -inf) is -inf with gradient zero, not nan."""
     top = x.detach().amax(dim, keepdim=True)
-    # e^-700 is nothing beside the 1 of the largest term, and exp is 30 times slower where it underflows. The clamp also
-    # stops the gradient; where there is no largest term, the sum is made -inf by `top` again.
+    # The largest term is 1, so e^-700 is negligible, and exp is 30 times slower when it underflows. The clamp also
+    # stops the gradient. If all terms are -inf, adding `top` makes the result -inf.
     terms = (x - top.masked_fill(top == -torch.inf, 0.0)).clamp_(min=-700.0).exp_()
     return terms.sum(dim).log() + top.squeeze(dim)
 
@@ -35,7 +35,7 @@ def log_einsum(equation: str, a: Tensor, b: Tensor, reduce: Reduce = log_sum) ->
 
 
 class LogChart(NamedTuple):
-    """Logs; -inf wherever nothing is defined. Time points are 0..T, step t leads from t-1 to t."""
+    """Logs; -inf for undefined entries. Time points are 0..T, step t leads from t-1 to t."""
 
     D: Tensor  # (B, T+1, T+1, Q, S, Q): D[:, j, t, p, w, r], from (p, w on top) at j until w is popped at step t into r
     P: Tensor  # (B, T+1, T+1, Q, S, Q): P[:, k, t, u, y, r], the same, from a push at step k+1 back to the y below it
@@ -50,7 +50,7 @@ def log_chart(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, reduce: Re
     """
     B, n, Q, S = log_push.shape[:4]
     push, replace, pop = log_push.detach(), log_replace.detach(), log_pop.detach()
-    # Laid out with (j, p) innermost, which the long sums run over; three times faster.
+    # In memory, (j, p) are the innermost axes, because the long sums run over them: three times faster.
     D = push.new_full((B, S, n + 1, Q, n + 1, Q), -torch.inf).permute(0, 4, 2, 5, 1, 3)
     P = push.new_full((B, n + 1, n + 1, Q, S, Q), -torch.inf)
     F = push.new_full((B, n + 1, n + 1, Q, S), -torch.inf)

@@ -1,4 +1,4 @@
-"""The operators in plain PyTorch, for any device: steps in, chart, attention weights out, and the way back."""
+"""The operators and their backward passes in plain PyTorch, for any device."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .chart import Chart, Number, Steps, fill, walk_back
 from .extended import Extended
 from .steps import action_gradients, action_steps, log_gradients, neutral, scaled_steps
 
-# A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step). While
-# no mass is below e^-600, nothing that was lost can matter.
+# Smallest mass of all runs for which float64 arithmetic is exact enough. A weight that underflows (below 1e-308) can
+# later grow in relative size by at most 1 / mass. While no mass is below e^-600, lost weights cannot matter.
 SMALLEST_MASS = 2.6e-261
 
 
 def nondeterministic(
     log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention weights (B, T, T + 1, Q, S) in float64, and the memory of the charts, for the backward pass."""
+    """Attention weights (B, T, T + 1, Q, S) in float64, and the memory of the charts for the backward pass."""
     Q = log_push.shape[2]
     inputs = neutral(log_push, log_replace, log_pop, lengths)
     chart = fill(scaled_steps(*inputs, extended=False), Q)
@@ -37,13 +37,13 @@ def nondeterministic_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients with respect to the log weights in float64, from `grad` with respect to the attention weights.
 
-    `memory` comes from the forward pass; where it is empty, the charts are filled again.
+    `memory` comes from the forward pass; if it is empty, the charts are computed again.
     """
 
     def gradients(steps: Steps, chart: Chart, grad: Number) -> tuple[Tensor, Tensor, Tensor]:
         weights, mass, alive = _normalise(chart)
         grad = grad.permute(1, 3, 4, 0, 2).contiguous()
-        # the normalisation has a derivative too
+        # the second term is the derivative of the normalisation
         grad = (grad - (grad * weights).sum((1, 2, 4), keepdim=True)).where(alive, 0.0)
         dF = chart.F.new_zeros(*chart.F.shape)
         if isinstance(mass, Extended):
@@ -67,9 +67,9 @@ def nondeterministic_backward(
 
 
 def _normalise(chart: Chart) -> tuple[Tensor, Number, Tensor]:
-    """Attention weights (n, Q, S, B, n + 1), the mass of all runs of each row, and which rows have a run at all.
+    """Attention weights (n, Q, S, B, n + 1), the mass of all runs of each row, and which rows have any run.
 
-    A row that has none gets the mass 1, so that one can divide by it.
+    With `Extended` numbers, the mass of a row without runs is set to 1 to allow division.
     """
     F, mass = chart.F[1:, ..., 1:], _mass(chart)[:, None, None, :, None]
     if not isinstance(mass, Extended):
@@ -80,11 +80,12 @@ def _normalise(chart: Chart) -> tuple[Tensor, Number, Tensor]:
 
 
 def _mass(chart: Chart) -> Number:
-    """(n, B): all runs up to each step."""
+    """(n, B): the total weight of all runs after each step."""
     return chart.F[1:, ..., 0].sum((1, 2))
 
 
 def _out_of_range(chart: Chart, lengths: Tensor | None) -> list[int]:
+    """The sequences for which the range of float64 does not suffice."""
     good = _mass(chart) >= SMALLEST_MASS  # (n, B)
     if lengths is not None:
         good |= ~length_mask(lengths, good.shape[0]).T

@@ -1,4 +1,4 @@
-"""The transition weights of steps on their way into a chart, and their gradients on the way out."""
+"""The transition weights of a chart's steps, and the conversion of their gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .extended import Extended
 
 
 def neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> list[Tensor]:
-    """Beyond the lengths may stand anything: put zeros there."""
+    """Set the steps beyond the lengths to zero; the caller may have left any values there."""
     inputs = [log_push, log_replace, log_pop]
     if lengths is None:
         return inputs
@@ -20,7 +20,7 @@ def neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Ten
 
 
 def scaled_steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: bool) -> Steps:
-    """Weights of each step, divided by their largest outgoing row sum: nothing overflows, and in the end it cancels."""
+    """Weights of each step, divided by their largest outgoing row sum to avoid overflow. The divisor cancels later."""
     # (n, B, QS, QS), (n, B, QS, QS), (n, B, QS, Q)
     logs = [x.double().transpose(0, 1).flatten(2, 3).flatten(3) for x in (log_push, log_replace, log_pop)]
     shift = torch.cat(logs, dim=-1).logsumexp(-1).amax(-1)[..., None, None]  # (n, B, 1, 1)
@@ -45,5 +45,5 @@ def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
 
 
 def action_gradients(gradients: Steps) -> Tensor:
-    """(B, T, 3), as the actions were."""
+    """Gradients with respect to the actions, (B, T, 3)."""
     return torch.cat([x.reshape(*x.shape[:2], 1) for x in gradients], dim=-1).transpose(0, 1)

@@ -1,9 +1,9 @@
-// The two number systems of the charts and the one operation that does nearly all the work: C (+)= sum of A x B.
+// The two number systems of the charts, with the operation that takes most of the time: C (+)= sum of A x B.
 //
-// Linear    plain double: fast, right while no weight that matters falls below 1e-308.
-// Extended  mantissa and exponent in separate doubles: ten (forward) to twenty-five times slower, right always.
+// Linear    float64: fast, exact enough while no relevant weight falls below 1e-308.
+// Extended  mantissa and exponent in separate doubles: 10 (forward) to 25 times slower, with unlimited range.
 //
-// Matrices are row-major with rows that start on a vector boundary; A may have any strides.
+// Matrices are row-major, with rows that start on a vector boundary; A may have any strides.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -46,7 +46,7 @@ inline double sum(Vec v) {
   return v[0];
 }
 
-// kLanes numbers of any array, as doubles; `n` says how many of them are there (the rest is `missing`).
+// kLanes numbers of an array, as doubles. If only `n` are left, the remaining lanes are `missing`.
 inline Vec read(const double* p) { return *(const VecU*)p; }
 inline Vec read(const float* p) {
   typedef float Floats __attribute__((vector_size(4 * STACKATTN_LANES), aligned(4), may_alias));
@@ -68,7 +68,7 @@ struct Term {
   Ptr b;
   long ldb;
   int k;
-  const double *next_a = nullptr, *next_b = nullptr;  // square tiles of size k that will be wanted soon
+  const double *next_a = nullptr, *next_b = nullptr;  // square tiles of size k to prefetch
 };
 
 struct Linear {
@@ -89,12 +89,12 @@ struct Linear {
   static double div(double a, double b) { return a / b; }
   static double to_double(double v) { return v; }
   static double from_double(double v) { return v; }
-  // e^x for x <= 0, to the last bit or so; 0 below -708, where doubles end.
+  // e^x for x <= 0, with an error of about one unit in the last place; 0 below -708, where float64 underflows.
   static Vec exp(Vec x) {
     const Vec floor = splat(-708.0);
     const IVec seen = x > floor;
     x = seen ? x : floor;
-    const Vec round = splat(6755399441055744.0);  // 1.5 * 2^52: adding it leaves a whole number in the last bits
+    const Vec round = splat(6755399441055744.0);  // 1.5 * 2^52: adding it leaves an integer in the last bits
     const Vec shifted = x * splat(1.4426950408889634) + round;
     const Vec power = shifted - round;
     Vec r = x - power * splat(0.693147180369123816490);  // ln 2 in two parts, so that no digits are lost
@@ -148,7 +148,7 @@ struct Linear {
       const double* a = t->a + m0 * rs;
       const double* b = t->b + n0;
       int k = t->k;
-      // The first sweep over the columns calls for A's next tile, the second one for B's, a line at a time.
+      // The first sweep over the columns prefetches A's next tile, the others B's, one cache line at a time.
       const double* next = M < 8 ? nullptr : n0 == 0 ? t->next_a : t->next_b;
       if (next) next += m0 * k;
       do {
@@ -174,7 +174,7 @@ struct Linear {
       }
   }
 
-  // As many accumulators as the registers hold beside one row of B.
+  // The number of vectors per row for which all accumulators and one row of B fit into the registers.
   static constexpr int wide(int m) {
     return kLanes == 8 ? (m == 8 ? 3 : m == 5 ? 4 : 6) : (m == 8 ? 1 : m == 5 ? 2 : m == 4 ? 3 : m == 3 ? 4 : 6);
   }
@@ -210,8 +210,8 @@ struct Linear {
     }
   }
 
-  // out[r * rs + c * cs] += sum over the terms of row r of A times row c of B (not of its columns: k is the rows' length).
-  // Rows start on a vector boundary, and one of the two is zero from k to the next boundary.
+  // out[r * rs + c * cs] += sum over the terms of row r of A times row c of B, whose rows have k entries. Rows start on
+  // a vector boundary, and one of the two is zero from k to the next boundary.
   static void dots(const Term<Ptr>* terms, int count, int rows, int cols, Ptr out, long rs, long cs) {
     for (int r = 0; r < rows; r += 3)
       for (int c = 0; c < cols; c += 3) {
@@ -242,7 +242,7 @@ struct Linear {
       for (int c = 0; c < C; ++c) out[r * rs + c * cs] += sum(acc[r][c]);
   }
 
-  // sum of n numbers that start on a vector boundary and end in zeros up to the next one
+  // The sum of n numbers that start on a vector boundary and are padded with zeros to the next one.
   static double total(Ptr p, int n) {
     Vec acc = Vec{};
     for (int i = 0; i < n; i += kLanes) acc += *(const Vec*)(p + i);
@@ -250,7 +250,7 @@ struct Linear {
   }
 };
 
-// value = mantissa * 2^exponent, 1 <= |mantissa| < 2 or zero. Exponents are whole numbers kept as doubles, because
+// value = mantissa * 2^exponent, with 1 <= |mantissa| < 2 or zero. Exponents are integers stored as doubles, because
 // every vector unit adds and compares doubles.
 struct Extended {
   struct Value {
@@ -267,8 +267,8 @@ struct Extended {
   };
   static constexpr int kPlanes = 2;
   static const double* address(Ptr) { return nullptr; }
-  static constexpr double kLowest = -1e10;        // e^-1e10 beside the largest weight of a step is a mask, not a weight
-  static constexpr double kZeroExponent = -1e15;  // so low that no sum of exponents comes near it
+  static constexpr double kLowest = -1e10;        // logits this far below the largest of their step have weight zero
+  static constexpr double kZeroExponent = -1e15;  // below every sum of exponents
 
   static Ptr at(double* base, long count) { return {base, base + count}; }
   static Value get(Ptr p, long i) { return {p.m[i], p.e[i]}; }
@@ -308,7 +308,7 @@ struct Extended {
   }
 
   static Vec max(Vec a, Vec b) { return a > b ? a : b; }
-  static Vec power_of_two(Vec d) {  // d whole, at most 0
+  static Vec power_of_two(Vec d) {  // d is an integer, at most 0
     const Vec low = splat(-1022.0);
     d = max(d, low);
     return (Vec)((IVec)(d + splat(4503599627370496.0 + 1023.0)) << 52);  // 2^52 + k holds k in its last bits
@@ -316,7 +316,7 @@ struct Extended {
   static void store_normal(Ptr c, Vec m, Vec e) {
     const IVec bits = (IVec)m;
     const IVec biased = (bits >> 52) & 0x7ff;
-    const IVec nonzero = (IVec)(biased > 0);  // a denormal is zero here
+    const IVec nonzero = (IVec)(biased > 0);  // denormals become zero
     const IVec unit = (bits & ~(IVec{} + (int64_t(0x7ff) << 52))) | (IVec{} + (int64_t(1023) << 52));
     const Vec exponent = (Vec)(biased | (IVec{} + (int64_t(1075) << 52))) - splat(4503599627370496.0 + 1023.0);
     *(Vec*)c.m = (Vec)(unit & nonzero);

@@ -11,7 +11,7 @@
 
 namespace nb = nanobind;
 
-// Without constraints on type and order, nanobind never converts an array. A converted output would be a temporary copy.
+// No constraints on type and order, so that nanobind never converts an array: results would go to a temporary copy.
 using Array = nb::ndarray<>;
 using Shape = std::vector<int64_t>;
 
@@ -44,7 +44,8 @@ inline void* address(const Array& array, const char* name, nb::dlpack::dtype dty
   if (shape_of(array) != shape) bad_value(name, "shape " + text(shape), text(shape_of(array)));
   int64_t stride = 1;
   for (size_t i = array.ndim(); i-- > 0; stride *= shape[i])
-    if (array.size() > 0 && shape[i] > 1 && array.stride(i) != stride) bad_value(name, "a contiguous array", "other strides");
+    if (array.size() > 0 && shape[i] > 1 && array.stride(i) != stride)
+      bad_value(name, "a contiguous array", "other strides");
   return array.data();
 }
 
@@ -69,10 +70,10 @@ inline State optional_states_in(const Array& array, const char* name, int64_t ba
   return array.is_valid() ? states_in(array, name, batch, size, before) : State{nullptr, 0, before};
 }
 
-// What all calls share: the sizes, which are those of the first array, the dtype of all numbers, and the lengths.
+// What all calls have in common: sizes (taken from the first array), dtype, and lengths.
 class Call {
  public:
-  // `dims` is the number of axes of `first`; where it is 3 (the actions of a superposition stack), Q and S are 1.
+  // `dims` is the number of axes of `first`. With 3 axes (the actions of a superposition stack), Q and S are 1.
   Call(const Array& first, const char* name, size_t dims, const Array& lengths, int threads) {
     if (!first.is_valid()) bad_type(name, "an array, got None");
     if (first.ndim() != dims) bad_value(name, std::to_string(dims) + " axes", text(shape_of(first)));
@@ -84,7 +85,8 @@ class Call {
       const auto* given = static_cast<const int64_t*>(address(lengths, "lengths", nb::dtype<int64_t>(), {B}));
       lengths_.assign(given, given + B);
       for (const int64_t length : lengths_)
-        if (length < 0 || length > T) bad_value("lengths", "values from 0 to " + std::to_string(T), std::to_string(length));
+        if (length < 0 || length > T)
+          bad_value("lengths", "values from 0 to " + std::to_string(T), std::to_string(length));
     }
     problem = {B, T, Q, S, lengths.is_valid() ? lengths_.data() : nullptr, threads, wide};
   }

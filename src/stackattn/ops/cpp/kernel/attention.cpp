@@ -12,14 +12,15 @@ namespace {
 constexpr int kRows = 16;
 constexpr float kLog2e = 1.4426950408889634f;
 
-// The sizes of one head. `stride` is the distance of matrix rows whose columns are steps: padded, and no power of two, so
-// that the rows do not compete for the same cache lines.
+// The sizes of one head. `stride` is the distance of matrix rows whose columns are steps: padded, and no power of two,
+// so that the rows do not compete for the same cache lines.
 struct Head {
   int n, size;  // steps and numbers in a vector
   long width, stride;
   float scale;
   Head(int64_t n, int64_t size)
-      : n(int(n)), size(int(size)), width(whole(size)), stride((n + 15) / 16 * 16 + 16), scale(1 / std::sqrt(float(size))) {}
+      : n(int(n)), size(int(size)), width(whole(size)), stride((n + 15) / 16 * 16 + 16),
+        scale(1 / std::sqrt(float(size))) {}
   long rows() const { return (n + 15) / 16 * 16 * width; }
   long columns() const { return width * stride; }
 };
@@ -59,10 +60,11 @@ struct Inputs {
   long ld;
 };
 
-void forward_head(Workspace& work, const Head& head, const Inputs& in, const KeepMask& mask, uint64_t first_row, float* out, long ldo,
-                  float* log_sums) {
+void forward_head(Workspace& work, const Head& head, const Inputs& in, const KeepMask& mask, uint64_t first_row,
+                  float* out, long ldo, float* log_sums) {
   work.start((2 * head.rows() + head.columns() + kRows * (head.stride + head.width)) / 2 + 64);
-  float *Q = take_floats(work, head.rows()), *KT = take_floats(work, head.columns()), *V = take_floats(work, head.rows());
+  float *Q = take_floats(work, head.rows()), *KT = take_floats(work, head.columns()),
+        *V = take_floats(work, head.rows());
   float *P = take_floats(work, kRows * head.stride), *O = take_floats(work, kRows * head.width);
   copy_rows(head, in.q, in.ld, kLog2e * head.scale, Q);
   copy_columns(head, in.k, in.ld, KT);
@@ -95,8 +97,9 @@ void forward_head(Workspace& work, const Head& head, const Inputs& in, const Kee
   }
 }
 
-void backward_head(Workspace& work, const Head& head, const Inputs& in, const KeepMask& mask, uint64_t first_row, const float* out,
-                   const float* grad, long ldo, const float* log_sums, float* grad_q, float* grad_k, float* grad_v) {
+void backward_head(Workspace& work, const Head& head, const Inputs& in, const KeepMask& mask, uint64_t first_row,
+                   const float* out, const float* grad, long ldo, const float* log_sums, float* grad_q, float* grad_k,
+                   float* grad_v) {
   work.start((5 * head.rows() + 2 * head.columns() + kRows * (2 * head.stride + head.width)) / 2 + 128);
   float *Q = take_floats(work, head.rows()), *K = take_floats(work, head.rows()), *G = take_floats(work, head.rows());
   float *dK = take_floats(work, head.rows()), *dV = take_floats(work, head.rows());
@@ -137,7 +140,8 @@ void backward_head(Workspace& work, const Head& head, const Inputs& in, const Ke
   store_rows(head, head.n, dV, 1, grad_v, in.ld);
 }
 
-// Calls body(work, sequence, head number, length) on `threads` threads; each call does all work of its head in a fixed order.
+// Calls body(work, sequence, head number, length) on `threads` threads; each call does all work of its head in a fixed
+// order.
 template <class Body>
 void for_each_head(const AttentionShape& shape, Body body) {
   bool exhausted = false;  // an exception must not leave the parallel region
@@ -164,7 +168,8 @@ void clear_rows(float* rows, long ld, int64_t from, int64_t to, int64_t size) {
   for (int64_t t = from; t < to; ++t) std::fill_n(rows + t * ld, size, 0.f);
 }
 
-void forward(const AttentionShape& shape, const DropoutRate& rate, const float* packed, float* outputs, float* log_sums) {
+void forward(const AttentionShape& shape, const DropoutRate& rate, const float* packed, float* outputs,
+             float* log_sums) {
   const KeepMask mask(rate);
   const int64_t T = shape.steps, D = shape.heads * shape.size;
   for_each_head(shape, [&](Workspace& work, int64_t b, int64_t h, int64_t length) {
@@ -177,16 +182,17 @@ void forward(const AttentionShape& shape, const DropoutRate& rate, const float* 
   });
 }
 
-void backward(const AttentionShape& shape, const DropoutRate& rate, const float* packed, const float* outputs, const float* log_sums,
-              const float* grad_outputs, float* grad_packed) {
+void backward(const AttentionShape& shape, const DropoutRate& rate, const float* packed, const float* outputs,
+              const float* log_sums, const float* grad_outputs, float* grad_packed) {
   const KeepMask mask(rate);
   const int64_t T = shape.steps, D = shape.heads * shape.size;
   for_each_head(shape, [&](Workspace& work, int64_t b, int64_t h, int64_t length) {
-    const int64_t in = b * T * 3 * D + h * shape.size, out = b * T * D + h * shape.size, row = (b * shape.heads + h) * T;
+    const int64_t in = b * T * 3 * D + h * shape.size, out = b * T * D + h * shape.size,
+                  row = (b * shape.heads + h) * T;
     const float* q = packed + in;
     float* grad = grad_packed + in;
-    backward_head(work, Head(length, shape.size), {q, q + D, q + 2 * D, long(3 * D)}, mask, row, outputs + out, grad_outputs + out, D,
-                  log_sums + row, grad, grad + D, grad + 2 * D);
+    backward_head(work, Head(length, shape.size), {q, q + D, q + 2 * D, long(3 * D)}, mask, row, outputs + out,
+                  grad_outputs + out, D, log_sums + row, grad, grad + D, grad + 2 * D);
     for (int part = 0; part < 3; ++part) clear_rows(grad + part * D, 3 * D, length, T, shape.size);
   });
 }

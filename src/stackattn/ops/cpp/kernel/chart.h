@@ -1,9 +1,9 @@
-// The chart of one sequence (docs/maths.md), filled and walked back in tiles.
+// The chart of one sequence (docs/maths.md): its forward and backward pass, in tiles.
 //
 // Time points 0..n are cut into blocks of `b`. A chart X[j -> t] is a triangle of tiles (J, T), J <= T, for each stack
-// symbol; a tile is a square matrix with rows (j, state) and columns (t, state). What lies strictly between the two blocks of a tile
-// is plain matrix products; only what touches its own blocks is sequential. F is kept transposed, as one panel for each T
-// with rows (t, state) and columns i.
+// symbol; a tile is a square matrix with rows (j, state) and columns (t, state). Contributions from the blocks strictly
+// between J and T are matrix products; only those from J and T themselves are sequential. F is stored transposed, as
+// one panel for each T with rows (t, state) and columns i.
 //
 // Letters as in NOTATION.md. Index i of an attention weight is shifted by one: column 0 is the bottom element.
 #pragma once
@@ -24,25 +24,24 @@ class Chart {
 
  public:
   const int n, Q, S, QS;
-  const int b;        // time points in a block
-  const int ld;       // length of a tile's row: b * Q
+  const int b;   // time points in a block
+  const int ld;  // length of a tile's row: b * Q
   const int blocks;
-  // A superposition stack that is popped when empty stays empty: every push has weight 1 below it, and no row is normalised.
+  // Popping an empty superposition stack leaves it empty: alpha is 1 at every time point, and rows are not normalised.
   const bool superposition;
 
-  // Whole vectors, and small where sequences are short: more of a small tile is above the diagonal.
+  // A multiple of the vector length, and small for short sequences: small tiles waste less work below the diagonal.
   static int block_size(int Q, int n) { return Q == 1 ? 48 : Q == 2 ? 24 : Q <= 4 && n > 128 ? 16 : 8; }
 
   // `columns` is the length of the panels' rows; 0: a column for each attention weight. The forward pass is stored in
-  // `kept` if that is not null, so that a later chart in the same memory can start with the backward pass. `extra` is the
-  // number of values that a derived class takes.
+  // `kept` if that is not null, so that a later chart in the same memory can start with the backward pass. `extra` is
+  // the number of values that a derived class takes.
   Chart(Workspace& work, int n, int Q, int S, bool superposition, bool with_gradient, long columns = 0,
         double* kept = nullptr, long extra = 0)
       : n(n), Q(Q), S(S), QS(Q * S), b(block_size(Q, n)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
         tiles_(long(blocks) * (blocks + 1) / 2 * ld * ld),
         panels_(columns ? long(blocks) * ld * columns : long(blocks) * (blocks + 1) / 2 * ld * b),
-        steps_(long(n) * (2 * QS * QS + QS * Q)), columns_(columns),
-        work_(work), kept_(kept) {
+        steps_(long(n) * (2 * QS * QS + QS * Q)), columns_(columns), work_(work), kept_(kept) {
     work.start(A::kPlanes * ((kept ? 0 : forward_size()) + with_gradient * gradient_size() + extra + 8));
     D_ = take(S * tiles_);
     P_ = take(S * tiles_);
@@ -119,7 +118,7 @@ class Chart {
  protected:
   long tiles_, panels_, steps_, columns_;
   Workspace& work_;
-  double* kept_;  // where `take` takes from; null: the workspace
+  double* kept_;                             // where `take` takes from; null: the workspace
   Ptr D_, P_, F_, DT_, dD_, dP_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
   Ptr push_, repl_, pop_, dpush_, drepl_, dpop_, alpha_, dalpha_, mass_;
 
@@ -147,19 +146,18 @@ class Chart {
 
   // One term for each symbol z: transition matrix of (.., w) x (.., z) times row j of X_z in block column T.
   int mix(Product* terms, Ptr matrix, int w, Ptr chart, int j, int T) const {
-    for (int z = 0; z < S; ++z)
-      terms[z] = {matrix + (long(w) * QS + z), long(S) * QS, S, row(chart, z, j, T), ld, Q};
+    for (int z = 0; z < S; ++z) terms[z] = {matrix + (long(w) * QS + z), long(S) * QS, S, row(chart, z, j, T), ld, Q};
     return S;
   }
-  // The same with the matrix transposed.
+  // Like `mix`, with the matrix transposed.
   int mix_transposed(Product* terms, Ptr matrix, int z, Ptr chart, int j, int T) const {
-    for (int w = 0; w < S; ++w)
-      terms[w] = {matrix + (long(w) * QS + z), S, long(S) * QS, row(chart, w, j, T), ld, Q};
+    for (int w = 0; w < S; ++w) terms[w] = {matrix + (long(w) * QS + z), S, long(S) * QS, row(chart, w, j, T), ld, Q};
     return S;
   }
 
-  static constexpr int kWide = 3;   // blocks of i filled at once
-  static constexpr int kGroup = 4;  // tiles whose products are summed in registers at once: they stay in the cache together
+  static constexpr int kWide = 3;  // blocks of i filled at once
+  // Tiles whose products are summed in registers at once: as many as stay in the cache together.
+  static constexpr int kGroup = 4;
   template <class Make>
   void sum_of_tiles(int from, int to, int m, int count, Ptr c, long ldc, bool add, Make make) const {
     Product terms[kGroup];
@@ -200,10 +198,10 @@ class Chart {
               A::set(out, long(p) * ld + ((j + 1) % b) * Q + r, A::get(pop(j + 1), (long(p) * S + w) * Q + r));
         int count = 0;
         if (j + 1 < n && (j + 1) / b <= T) count = mix(terms.data(), repl(j + 1), w, D_, j + 1, T);
-        if (j + 2 < std::min(end(J), n))  // inner runs that end in the block of j
+        if (j + 2 < std::min(end(J), n))  // inner runs that end in block J
           terms[count++] = {row(P_, w, j, J) + (j + 2 - begin(J)) * Q, ld, 1, row(D_, w, j + 2, T), ld,
                             (std::min(end(J), n) - j - 2) * Q};
-        if (J < T)  // inner runs that end in the block of t
+        if (J < T)  // inner runs that end in block T
           terms[count++] = {row(P_, w, j, T), ld, 1, tile(D_, w, T, T), ld, (std::min(end(T), n) - begin(T)) * Q};
         A::gemm(terms.data(), count, Q, N, out, ld, true);
       }
@@ -213,11 +211,13 @@ class Chart {
   virtual void fill_panel(int T) {
     std::vector<Product> terms(S + 1);
     for (int y = 0; y < S; ++y)
-      for (int I = 0; I < T; I += kWide) {  // some blocks of i at once: longer rows
+      for (int I = 0; I < T; I += kWide) {  // several blocks of i at once, for longer rows
         const Ptr out = panel(F_, y, T) + I * b;
-        const auto product = [&](int K) { return Product{tile(P_, y, K, T), 1, ld, panel(F_, y, K) + I * b, width(K), ld}; };
+        const auto product = [&](int K) {
+          return Product{tile(P_, y, K, T), 1, ld, panel(F_, y, K) + I * b, width(K), ld};
+        };
         const int last = std::min(I + kWide, T) - 1;
-        for (int K = I; K < last; ++K) {  // the rows of these panels end before the last of the blocks
+        for (int K = I; K < last; ++K) {  // the rows of these panels end before the last block
           const Product term = product(K);
           A::gemm(&term, 1, columns(T), (K + 1 - I) * b, out, width(T), true);
         }
@@ -236,7 +236,8 @@ class Chart {
         for (int z = 0; z < S; ++z)
           terms[count++] = {repl(t) + (long(z) * QS + y), S, long(S) * QS, f_row(F_, z, t - 1), width((t - 1) / b), Q};
         if (t - 2 >= begin(T))
-          terms[count++] = {tile(P_, y, T, T) + (t - begin(T)) * Q, 1, ld, panel(F_, y, T), width(T), (t - 1 - begin(T)) * Q};
+          terms[count++] = {
+              tile(P_, y, T, T) + (t - begin(T)) * Q, 1, ld, panel(F_, y, T), width(T), (t - 1 - begin(T)) * Q};
         A::gemm(terms.data(), count, Q, std::min(t, width((t - 1) / b)), f_row(F_, y, t), width(T), true);
       }
       for (int r = 0; r < Q; ++r)
@@ -244,7 +245,8 @@ class Chart {
           const Ptr out = f_row(F_, y, t) + long(r) * width(T);
           Value pushed = A::zero();
           for (int s = 0; s < QS; ++s)
-            pushed = A::add(pushed, A::mul(A::get(alpha_, long(t - 1) * QS + s), A::get(push(t), long(s) * QS + r * S + y)));
+            pushed =
+                A::add(pushed, A::mul(A::get(alpha_, long(t - 1) * QS + s), A::get(push(t), long(s) * QS + r * S + y)));
           A::set(out, t, pushed);
         }
       Value mass = A::zero();
@@ -261,9 +263,8 @@ class Chart {
   virtual void unfill_panel(int T) {
     std::vector<Product> terms(S + 1);
     for (int z = 0; z < S; ++z)
-      sum_of_tiles(T + 1, blocks, ld, width(T), panel(dFT_, z, T), width(T), true, [&](int K) {
-        return Product{tile(P_, z, T, K), ld, 1, panel(dFT_, z, K), width(K), columns(K)};
-      });
+      sum_of_tiles(T + 1, blocks, ld, width(T), panel(dFT_, z, T), width(T), true,
+                   [&](int K) { return Product{tile(P_, z, T, K), ld, 1, panel(dFT_, z, K), width(K), columns(K)}; });
     for (int k = end(T) - 1; k >= begin(T); --k) {
       const int t = k + 1;
       if (t > n) continue;
@@ -272,8 +273,12 @@ class Chart {
         for (int y = 0; y < S; ++y)
           terms[count++] = {repl(t) + (long(z) * QS + y), long(S) * QS, S, f_row(dFT_, y, t), width(t / b), Q};
         if (k + 2 < end(T))
-          terms[count++] = {tile(P_, z, T, T) + (long(k - begin(T)) * Q * ld + (k + 2 - begin(T)) * Q), ld, 1,
-                            f_row(dFT_, z, k + 2), width(T), (end(T) - k - 2) * Q};
+          terms[count++] = {tile(P_, z, T, T) + (long(k - begin(T)) * Q * ld + (k + 2 - begin(T)) * Q),
+                            ld,
+                            1,
+                            f_row(dFT_, z, k + 2),
+                            width(T),
+                            (end(T) - k - 2) * Q};
         A::gemm(terms.data(), count, Q, k + 1, f_row(dFT_, z, k), width(T), true);
       }
       for (int y = 0; y < S; ++y)
@@ -283,7 +288,8 @@ class Chart {
           for (int s = 0; s < QS; ++s) {
             const long at = long(s) * QS + r * S + y;
             A::set(dpush(t), at, A::add(A::get(dpush(t), at), A::mul(A::get(alpha_, long(k) * QS + s), g)));
-            A::set(dalpha_, long(k) * QS + s, A::add(A::get(dalpha_, long(k) * QS + s), A::mul(A::get(push(t), at), g)));
+            A::set(dalpha_, long(k) * QS + s,
+                   A::add(A::get(dalpha_, long(k) * QS + s), A::mul(A::get(push(t), at), g)));
           }
         }
       for (int z = 0; z < S; ++z)
@@ -312,7 +318,7 @@ class Chart {
       for (int T = 0; T < blocks; ++T)
         for (int J = 0; J <= T; ++J) A::transpose(tile(D_, w, J, T), ld, ld, tile(DT_, w, J, T));
   }
-  // What F gives to P: sum over i of F[i -> k] dF[i -> t].
+  // The contribution of F to dP: sum over i of F[i -> k] dF[i -> t].
   void start_dP(int J, int T) {
     for (int y = 0; y < S; ++y) {
       const Product term = {panel(F_, y, J), width(J), 1, panel(dF_, y, T), ld, width(J)};
@@ -337,7 +343,8 @@ class Chart {
           if (j > 1) count += mix_transposed(terms.data(), repl(j), z, dD_, j - 1, T);
           count += mix_transposed(terms.data() + count, push(j), z, dP_, j - 1, T);
           if (j - 2 >= begin(J))
-            terms[count++] = {tile(P_, z, J, J) + (j - begin(J)) * Q, 1, ld, tile(dD_, z, J, T), ld, (j - 1 - begin(J)) * Q};
+            terms[count++] = {
+                tile(P_, z, J, J) + (j - begin(J)) * Q, 1, ld, tile(dD_, z, J, T), ld, (j - 1 - begin(J)) * Q};
           A::gemm(terms.data(), count, Q, N, row(dD_, z, j, T), ld, true);
         }
       if (J == T) clear_before(dD_, j, T, j + 1);
@@ -349,7 +356,7 @@ class Chart {
     }
   }
 
-  // Row j of a chart has no entries before time point t: what the products left there must not travel.
+  // Row j of a chart has no entries before time point t: clears what the products wrote there.
   void clear_before(Ptr chart, int j, int T, int t) {
     const int count = std::min((t - begin(T)) * Q, ld);
     if (count <= 0) return;
@@ -360,7 +367,7 @@ class Chart {
   void collect_steps(int J) {
     std::vector<Product> terms(blocks);
     for (int j = begin(J); j < std::min(end(J), n); ++j) {
-      if ((j + 1) / b >= J && j > 0)
+      if (j > 0)
         for (int p = 0; p < Q; ++p)
           for (int w = 0; w < S; ++w)
             for (int r = 0; r < Q; ++r)

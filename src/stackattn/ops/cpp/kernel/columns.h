@@ -1,11 +1,12 @@
-// The same chart one column at a time: what a stack needs that is extended step by step.
+// The chart one column at a time, for stacks that are extended step by step.
 //
-// A state is one array of doubles for each sequence, and extending it appends to the array. Column t = 1, 2, ... holds
-//   P   [S w][Q r][(t-1) x Q]  P[j -> t][p,w -> r] for the time points j = 0..t-2, states p inside
+// A state is one array of doubles for each sequence; an extension appends to it. Column t = 1, 2, ... contains
+//   P   [S w][Q r][(t-1) x Q]  P[j -> t][p,w -> r] for the time points j = 0..t-2 and states p
 //   F   [S y][Q r][t+1]        F[i -> t][r,y] for i = 0..t, shifted by one: 0 is the bottom element
 //   push, replace              [Q S to][Q S from] the weights of step t, scaled and transposed
-// The last axis of each is padded with zeros to a multiple of 8, so that vectors need not look where they end. The gradient of a state
-// has the same form (what is in its padding does not matter), so that it can travel from step to step as a gradient travels.
+// The last axis of each is padded with zeros to a multiple of 8, so that loops over vectors need no remainder. The
+// gradient of a state has the same layout, and autograd passes it from step to step; the values in its padding are
+// ignored.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -20,8 +21,8 @@ inline long padded(long n) { return (n + 7) / 8 * 8; }
 
 struct Layout {
   int Q, S, QS;
-  long from;  // length of a row of transition weights
-  std::vector<long> offset;  // of column t; the last one is the size of a state of all steps
+  long from;                 // padded length of a row of transition weights
+  std::vector<long> offset;  // of column t; the last entry is the size of the whole state
 
   Layout(int Q, int S, long steps) : Q(Q), S(S), QS(Q * S), from(padded(QS)), offset(steps + 2) {
     for (long t = 1; t <= steps; ++t) offset[t + 1] = offset[t] + QS * (p_row(t) + f_row(t) + 2 * from);
@@ -35,10 +36,10 @@ struct Layout {
   long repl(long t) const { return push(t) + QS * from; }
 };
 
-// out[r][i] = in[r][i] + sum over p of c[p][r] * x[p][i]: the loop in which a column's work is done. All lengths are padded.
+// out[r][i] = in[r][i] + sum over p of c[p][r] * x[p][i]. Most of the time is spent here. All lengths are padded.
 template <int R, int P>
 void add_products(double* out, const double* in, long ld, const double* x, long ldx, const double* c, long n) {
-  Vec factor[P][R];  // in registers: for all the compiler knows, `c` is part of `out`
+  Vec factor[P][R];  // in registers: the compiler cannot know that `out` does not overlap `c`
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) factor[p][r] = splat(c[p * R + r]);
   for (long i = 0; i < n; i += kLanes) {
@@ -130,7 +131,7 @@ struct Mixer {
   }
 };
 
-// One sequence's state, extended by one step at a time.
+// The state of one sequence, extended one step at a time.
 class Columns {
  public:
   Columns(Workspace& work, const Layout& layout, bool superposition, double* state)
@@ -155,9 +156,10 @@ class Columns {
 
   double* push(long t) { return state_ + at_.offset[t] + at_.push(t); }  // [to][from]
   double* repl(long t) { return state_ + at_.offset[t] + at_.repl(t); }
-  double* pop() { return pop_; }  // (q,x) x r, of the step that is being taken
+  double* pop() { return pop_; }  // (q,x) x r, of the current step
 
-  // F[. -> t][r, y] over i = 0..t; the states r of one symbol are weights_row(t) apart. Before the first step there is the bottom element.
+  // F[. -> t][r, y] over i = 0..t; the states r of one symbol are weights_row(t) apart. At t = 0 only the bottom
+  // element exists.
   const double* weights(long t, int y, int r = 0) {
     if (t > 0) return state_ + at_.offset[t] + at_.f(t, y, r);
     start_[0] = !superposition_ && y == 0;
@@ -171,7 +173,7 @@ class Columns {
     return total;
   }
 
-  // Column t from the columns before it and the weights of step t (push(t), repl(t), pop()).
+  // Computes column t from the previous columns and the weights of step t: push(t), repl(t), pop().
   void extend(long t) {
     solve(t);
     double* column = state_ + at_.offset[t];
@@ -205,8 +207,9 @@ class Columns {
     }
   }
 
-  // The same walked back. `dcolumn` and `grad` are the gradients of column t and of those before it, complete but for what step t gives to
-  // them: that goes to the push and replace part of dcolumn, to dpop, (q,x) x r, and added to `grad` into `before`, which may be `grad`.
+  // The backward pass of `extend`. `dcolumn` is the gradient of column t, `grad` that of the columns before it, both
+  // without the contributions of step t. These are added to the push and replace parts of `dcolumn`, written to `dpop`,
+  // (q,x) x r, and added to `grad`; that sum is written to `before`, which may be `grad`.
   void retract(long t, double* dcolumn, const double* grad, double* before, double* dpop) {
     solve(t);
     const double* column = state_ + at_.offset[t];
@@ -223,7 +226,7 @@ class Columns {
           dalpha_[s] += push_t[to + s] * g;
         }
       }
-    if (t > 1 && before != grad) {  // several terms will be added to this part
+    if (t > 1 && before != grad) {  // several terms are added to this part
       const long at = at_.offset[t - 1] + at_.f(t - 1, 0, 0);
       std::copy_n(grad + at, QS * at_.f_row(t - 1), before + at);
     }
@@ -282,7 +285,8 @@ class Columns {
       for (int w = 0; w < S; ++w) {
         for (int r = 0; r < Q; ++r)
           for (int p = 0; p < Q; ++p) c_[r * Q + p] = x_[(p * S + w) * Q + r];
-        add_products(Q, out + at_.p(k, w, 0), in + at_.p(k, w, 0), at_.p_row(k), dD_ + w * Q * ld_, ld_, c_, at_.p_row(k));
+        add_products(Q, out + at_.p(k, w, 0), in + at_.p(k, w, 0), at_.p_row(k), dD_ + w * Q * ld_, ld_, c_,
+                     at_.p_row(k));
       }
     }
     if (t > 1)
@@ -317,7 +321,8 @@ class Columns {
 
   void sum_weights(long t) {  // alpha[t] as (r, y)
     for (int r = 0; r < Q; ++r)
-      for (int y = 0; y < S; ++y) alpha_[r * S + y] = superposition_ ? 1 : Linear::total(const_cast<double*>(weights(t, y, r)), t + 1);
+      for (int y = 0; y < S; ++y)
+        alpha_[r * S + y] = superposition_ ? 1 : Linear::total(const_cast<double*>(weights(t, y, r)), t + 1);
   }
 
   // D[j -> t] for j = t-1 .. 1

@@ -16,7 +16,8 @@ void for_each_row(int64_t count, const DropoutRate& rate, int threads, Body body
     body(row * kRow, std::min(kRow, count - row * kRow), mask.row(row), fsplat(mask.scale));
 }
 
-// Applies function(i) -> vector to numbers i, i + 1, ... of a row; the last ones go through `part`, a copy padded to a vector.
+// Applies function(i) -> vector to numbers i, i + 1, ... of a row; the last ones go through `part`, a copy padded to a
+// vector.
 template <class Function>
 void store_all(int64_t count, float* out, Function function) {
   int64_t i = 0;
@@ -33,7 +34,8 @@ inline FVec some(const float* p, int n) {
   return v;
 }
 
-void forward(int64_t count, const DropoutRate& rate, int threads, bool relu, const float* x, const float* residual, float* y) {
+void forward(int64_t count, const DropoutRate& rate, int threads, bool relu, const float* x, const float* residual,
+             float* y) {
   for_each_row(count, rate, threads, [=](int64_t first, int64_t n, KeepMask::Row keep, FVec scale) {
     const float *from = x + first, *add = residual + (residual ? first : 0);
     if (relu)
@@ -42,7 +44,9 @@ void forward(int64_t count, const DropoutRate& rate, int threads, bool relu, con
         return kept((v < FVec{} ? FVec{} : v) * scale, keep(uint32_t(i)));
       });
     else if (residual)
-      store_all(n, y + first, [=](int64_t i, int c) { return some(add + i, c) + kept(some(from + i, c) * scale, keep(uint32_t(i))); });
+      store_all(n, y + first, [=](int64_t i, int c) {
+        return some(add + i, c) + kept(some(from + i, c) * scale, keep(uint32_t(i)));
+      });
     else
       store_all(n, y + first, [=](int64_t i, int c) { return kept(some(from + i, c) * scale, keep(uint32_t(i))); });
   });
@@ -57,7 +61,8 @@ void backward(int64_t count, const DropoutRate& rate, int threads, const float* 
         return some(made + i, c) <= FVec{} ? FVec{} : v;
       });
     else
-      store_all(n, grad_x + first, [=](int64_t i, int c) { return kept(some(from + i, c) * scale, keep(uint32_t(i))); });
+      store_all(n, grad_x + first,
+                [=](int64_t i, int c) { return kept(some(from + i, c) * scale, keep(uint32_t(i))); });
   });
 }
 

@@ -86,7 +86,8 @@ inline void fblock(const float* a, long rs, long cs, const float* b, long ldb, i
 
 // N vectors of columns; as many rows at once as the registers hold.
 template <int N>
-inline void fcolumns(const float* a, long rs, long cs, const float* b, long ldb, int m, int k, float* c, long ldc, bool add) {
+inline void fcolumns(const float* a, long rs, long cs, const float* b, long ldb, int m, int k, float* c, long ldc,
+                     bool add) {
   constexpr int kRows = N == 3 ? 4 : N == 2 ? 6 : 8;
   int i = 0;
   for (; i + kRows <= m; i += kRows) fblock<kRows, N>(a + i * rs, rs, cs, b, ldb, k, c + i * ldc, ldc, add);
@@ -97,7 +98,8 @@ inline void fcolumns(const float* a, long rs, long cs, const float* b, long ldb,
 }
 
 // C (m x n) = or += A (m x k, any strides) B (k x n, rows ldb apart); n is rounded up to whole vectors.
-inline void fgemm(const float* a, long rs, long cs, const float* b, long ldb, int m, int n, int k, float* c, long ldc, bool add) {
+inline void fgemm(const float* a, long rs, long cs, const float* b, long ldb, int m, int n, int k, float* c, long ldc,
+                  bool add) {
   for (int vectors = (n + kFloats - 1) / kFloats; vectors > 0;) {
     const int step = vectors >= 3 && vectors != 4 ? 3 : std::min(vectors, 2);
     if (step == 3)

@@ -1,4 +1,5 @@
-// The full pass: whole sequences, actions in, attention weights out, and back. Compiled once for each instruction set.
+// The full pass over whole sequences, from actions to attention weights, and its backward pass. Compiled once for each
+// instruction set.
 #include "chart.h"
 #include "sequences.h"
 
@@ -38,7 +39,7 @@ void store_weights(const Chart<A>& chart, int64_t steps, IO* out) {
   std::fill(out, out + (steps - chart.n) * stride, IO(0));
 }
 
-// dF = (G - sum of G * W) / mass: the normalisation has a derivative too.
+// dF = (G - sum of G * W) / mass: the second term is the derivative of the normalisation.
 template <class A, class IO>
 void load_gradient(Chart<A>& chart, int64_t steps, const IO* grad) {
   const int Q = chart.Q, S = chart.S, QS = chart.QS;
@@ -117,7 +118,7 @@ void walk_back(Chart<A>& chart, const Problem& p, const void* grad_weights, int6
 
 template <class IO>
 Report nondeterministic_backward_as(const Problem& p, const void* push, const void* repl, const void* pop,
-                                      const void* grad_weights, void* grad_push, void* grad_repl, void* grad_pop) {
+                                    const void* grad_weights, void* grad_push, void* grad_repl, void* grad_pop) {
   return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     const Transitions<IO> in(p, push, repl, pop, s);
     {
@@ -196,16 +197,17 @@ Report nondeterministic(const Problem& p, const void* push, const void* repl, co
   return (p.wide ? nondeterministic_as<double> : nondeterministic_as<float>)(p, push, repl, pop, weights);
 }
 Report nondeterministic_backward(const Problem& p, const void* push, const void* repl, const void* pop,
-                                   const void* grad_weights, void* grad_push, void* grad_repl, void* grad_pop) {
-  return (p.wide ? nondeterministic_backward_as<double> : nondeterministic_backward_as<float>)(
-      p, push, repl, pop, grad_weights, grad_push, grad_repl, grad_pop);
+                                 const void* grad_weights, void* grad_push, void* grad_repl, void* grad_pop) {
+  return (p.wide ? nondeterministic_backward_as<double> : nondeterministic_backward_as<float>)(p, push, repl, pop,
+                                                                                               grad_weights, grad_push,
+                                                                                               grad_repl, grad_pop);
 }
 Report superposition(const Problem& p, const void* actions, void* weights) {
   return (p.wide ? superposition_as<double> : superposition_as<float>)(p, actions, weights);
 }
 Report superposition_backward(const Problem& p, const void* actions, const void* grad_weights, void* grad_actions) {
   return (p.wide ? superposition_backward_as<double> : superposition_backward_as<float>)(p, actions, grad_weights,
-                                                                                       grad_actions);
+                                                                                         grad_actions);
 }
 
 }  // namespace

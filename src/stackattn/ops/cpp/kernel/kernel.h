@@ -1,9 +1,9 @@
-// What module.cpp sees of the kernel: plain pointers, no Python and no PyTorch.
+// The kernel's interface to module.cpp: plain pointers, no Python and no PyTorch.
 #pragma once
 #include <cstdint>
 
-// All arrays are contiguous, and those of states and their gradients begin on a 64-byte boundary; `lengths` may be null (every sequence
-// has all its steps). `wide` says that the arrays of numbers hold double instead of float.
+// Sizes of a call. All arrays are contiguous; those of states and their gradients begin on a 64-byte boundary.
+// `lengths` may be null: every sequence then has all steps. `wide`: the arrays hold double, otherwise float.
 struct Problem {
   int64_t batch, steps, states, symbols;
   const int64_t* lengths;
@@ -11,14 +11,14 @@ struct Problem {
   bool wide;
 };
 
-// What a call found out about its input.
+// Result of a call.
 struct Report {
-  int argument = 0;  // 1, 2, 3: there is nan or +inf in push, replace or pop; 0: all is well
+  int argument = 0;  // 1, 2, 3: push, replace or pop contains nan or +inf; 0: none of them does
   int64_t sequence = 0, step = 0;
-  bool in_range = true;  // false: plain doubles cannot vouch for the state's weights, see docs/maths.md
+  bool in_range = true;  // false: the range of float64 does not suffice for the state, see docs/maths.md
 };
 
-// The states of a batch, `stride` doubles apart, with `before` steps in them (columns.h has their form).
+// The states of a batch, `stride` doubles apart, of `before` steps each; columns.h describes their layout.
 struct State {
   double* data;
   int64_t stride, before;
@@ -29,14 +29,15 @@ struct FullPass {
   // (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q) -> (B,T,T+1,Q,S)
   Report (*nondeterministic)(const Problem&, const void* push, const void* replace, const void* pop, void* weights);
   Report (*nondeterministic_backward)(const Problem&, const void* push, const void* replace, const void* pop,
-                                        const void* grad_weights, void* grad_push, void* grad_replace, void* grad_pop);
+                                      const void* grad_weights, void* grad_push, void* grad_replace, void* grad_pop);
   // (B,T,3) -> (B,T,T)
   Report (*superposition)(const Problem&, const void* actions, void* weights);
   Report (*superposition_backward)(const Problem&, const void* actions, const void* grad_weights, void* grad_actions);
 };
 
-// states.cpp: the number of doubles in one, adding steps to it, and the way back. `steps` is (B,T,Q,S,QS+QS+Q): push, replace, pop; for
-// the superposition stack the actions. Null gradients are zero; `grad_before` may be where `grad_after` is.
+// states.cpp: the number of doubles in a state, its extension by more steps, and the backward pass of an extension.
+// `steps` is (B,T,Q,S,QS+QS+Q): push, replace, pop; for the superposition stack it is the actions (B,T,3). A null
+// gradient is zero; `grad_before` may be at the address of `grad_after`.
 struct States {
   int64_t (*state_size)(int64_t states, int64_t symbols, int64_t steps);
   Report (*extend)(const Problem&, const State&, bool superposition, const void* steps, void* weights);
@@ -50,8 +51,8 @@ struct Kept {
   int64_t stride;
 };
 
-// readings.cpp: stack readings of whole sequences. `steps` as in States; values of m numbers: (B,T+1,m), the bottom first,
-// or (B,T,m) for the superposition stack; readings (B,T,Q,S,m) or (B,T,m).
+// readings.cpp: stack readings of whole sequences. `steps` as in States; values of m numbers: (B,T+1,m), the bottom
+// first, or (B,T,m) for the superposition stack; readings (B,T,Q,S,m) or (B,T,m).
 struct Readings {
   int64_t (*kept_size)(int64_t states, int64_t symbols, int64_t steps, int64_t m);
   Report (*forward)(const Problem&, bool superposition, int64_t m, const void* steps, const void* values, const Kept&,

@@ -13,7 +13,7 @@
 #include "kernel.h"
 #include "network_module.h"
 
-// What CMakeLists.txt compiles for one instruction set.
+// The functions that CMakeLists.txt compiles for one instruction set.
 struct Kernel {
   const char* name;
   const FullPass& full_pass;
@@ -22,13 +22,13 @@ struct Kernel {
   const Network network;
 };
 
-#define DECLARE(isa)                                     \
-  namespace isa {                                        \
-  extern const FullPass full_pass;                       \
-  extern const States states;                            \
-  extern const Readings readings;                        \
-  extern const Attention attention;                      \
-  extern const Dropout dropout;                          \
+#define DECLARE(isa)                                                               \
+  namespace isa {                                                                  \
+  extern const FullPass full_pass;                                                 \
+  extern const States states;                                                      \
+  extern const Readings readings;                                                  \
+  extern const Attention attention;                                                \
+  extern const Dropout dropout;                                                    \
   const Kernel kernel = {#isa, full_pass, states, readings, {attention, dropout}}; \
   }
 DECLARE(kernel_portable)
@@ -39,7 +39,7 @@ DECLARE(kernel_avx512)
 
 namespace {
 
-// The best variant for this processor; STACKATTN_KERNEL=portable, avx2 or avx512 asks for a certain one, to test it.
+// The best variant for this processor, or the one that STACKATTN_KERNEL (portable, avx2, avx512) selects for tests.
 const Kernel* choose() {
   std::vector<const Kernel*> able;  // best first
 #if defined(STACKATTN_X86)
@@ -64,7 +64,7 @@ const Kernel& kernel() {
   return *chosen;
 }
 
-// A hint: large memory that is read again and again is read faster from huge pages, where the system has them.
+// A hint to the system: large memory that is read repeatedly is faster in huge pages.
 void prefer_huge_pages(const Array& array) {
 #if defined(__linux__)
   constexpr uintptr_t kPage = 4096;
@@ -88,7 +88,8 @@ nb::tuple run(const Call& call, Function function) {
   return nb::make_tuple(found.argument, found.sequence, found.step, found.in_range);
 }
 
-nb::tuple nondeterministic(Array log_push, Array log_replace, Array log_pop, Array weights, Array lengths, int threads) {
+nb::tuple nondeterministic(Array log_push, Array log_replace, Array log_pop, Array weights, Array lengths,
+                           int threads) {
   const Call call(log_push, "log_push", 6, lengths, threads);
   const void* push = address(log_push, "log_push", call.dtype, call.push());
   const void* replace = address(log_replace, "log_replace", call.dtype, call.push());
@@ -97,8 +98,8 @@ nb::tuple nondeterministic(Array log_push, Array log_replace, Array log_pop, Arr
   return run(call, [&] { return kernel().full_pass.nondeterministic(call.problem, push, replace, pop, out); });
 }
 
-nb::tuple nondeterministic_backward(Array log_push, Array log_replace, Array log_pop, Array grad_weights, Array grad_push,
-                                    Array grad_replace, Array grad_pop, Array lengths, int threads) {
+nb::tuple nondeterministic_backward(Array log_push, Array log_replace, Array log_pop, Array grad_weights,
+                                    Array grad_push, Array grad_replace, Array grad_pop, Array lengths, int threads) {
   const Call call(log_push, "log_push", 6, lengths, threads);
   const void* push = address(log_push, "log_push", call.dtype, call.push());
   const void* replace = address(log_replace, "log_replace", call.dtype, call.push());
@@ -108,7 +109,8 @@ nb::tuple nondeterministic_backward(Array log_push, Array log_replace, Array log
   void* out_replace = address(grad_replace, "grad_replace", call.dtype, call.push());
   void* out_pop = address(grad_pop, "grad_pop", call.dtype, call.pop());
   return run(call, [&] {
-    return kernel().full_pass.nondeterministic_backward(call.problem, push, replace, pop, grad, out_push, out_replace, out_pop);
+    return kernel().full_pass.nondeterministic_backward(call.problem, push, replace, pop, grad, out_push, out_replace,
+                                                        out_pop);
   });
 }
 
@@ -144,7 +146,8 @@ Shape weights_shape(const Call& call, bool superposition, int64_t before) {
   return {call.B, call.T, before + call.T + 1, call.Q, call.S};
 }
 
-nb::tuple extend(Array data, int64_t before, bool superposition, Array steps, Array weights, Array lengths, int threads) {
+nb::tuple extend(Array data, int64_t before, bool superposition, Array steps, Array weights, Array lengths,
+                 int threads) {
   const Call call(steps, "steps", superposition ? 3 : 5, lengths, threads);
   if (before < 0) bad_value("before", "at least 0", std::to_string(before));
   const State state = states_in(data, "data", call.B, state_size(call.Q, call.S, before + call.T), before);
@@ -162,9 +165,12 @@ nb::tuple retract(Array data, int64_t before, bool superposition, Array steps, A
   const State after = optional_states_in(grad_after, "grad_after", call.B, size, before);
   const State out_before = states_in(grad_before, "grad_before", call.B, size_before, before);
   const void* in = address(steps, "steps", call.dtype, steps_shape(call, superposition));
-  const void* grad = optional_address(grad_weights, "grad_weights", call.dtype, weights_shape(call, superposition, before));
+  const void* grad =
+      optional_address(grad_weights, "grad_weights", call.dtype, weights_shape(call, superposition, before));
   void* out = address(grad_steps, "grad_steps", call.dtype, steps_shape(call, superposition));
-  return run(call, [&] { return kernel().states.retract(call.problem, state, superposition, in, grad, after, out_before, out); });
+  return run(call, [&] {
+    return kernel().states.retract(call.problem, state, superposition, in, grad, after, out_before, out);
+  });
 }
 
 // The arrays of readings and of their gradients; `kept` may be None.
@@ -175,10 +181,12 @@ struct ReadingsCall {
   const Shape steps, values, readings;
   ReadingsCall(const Array& steps_in, const Array& values_in, bool superposition, const Array& lengths, int threads)
       : call(steps_in, "steps", superposition ? 3 : 5, lengths, threads), superposition(superposition),
-        m(values_in.is_valid() && values_in.ndim() == 3 ? values_in.shape(2) : 0), steps(steps_shape(call, superposition)),
-        values({call.B, call.T + !superposition, m}),
+        m(values_in.is_valid() && values_in.ndim() == 3 ? values_in.shape(2) : 0),
+        steps(steps_shape(call, superposition)), values({call.B, call.T + !superposition, m}),
         readings(superposition ? Shape{call.B, call.T, m} : Shape{call.B, call.T, call.Q, call.S, m}) {
-    if (m < 1) bad_value("values", "three axes, the last one at least 1", values_in.is_valid() ? text(shape_of(values_in)) : "None");
+    if (m < 1)
+      bad_value("values", "three axes, the last one at least 1",
+                values_in.is_valid() ? text(shape_of(values_in)) : "None");
   }
   Kept kept(const Array& array) const {
     if (!array.is_valid()) return {nullptr, 0};
@@ -187,7 +195,8 @@ struct ReadingsCall {
   }
 };
 
-nb::tuple readings(Array steps, Array values, bool superposition, Array kept, Array readings, Array lengths, int threads) {
+nb::tuple readings(Array steps, Array values, bool superposition, Array kept, Array readings, Array lengths,
+                   int threads) {
   const ReadingsCall call(steps, values, superposition, lengths, threads);
   const auto dtype = call.call.dtype;
   const void* in = address(steps, "steps", dtype, call.steps);
@@ -199,8 +208,8 @@ nb::tuple readings(Array steps, Array values, bool superposition, Array kept, Ar
   });
 }
 
-nb::tuple readings_backward(Array steps, Array values, bool superposition, Array kept, Array grad_readings, Array grad_steps,
-                            Array grad_values, Array lengths, int threads) {
+nb::tuple readings_backward(Array steps, Array values, bool superposition, Array kept, Array grad_readings,
+                            Array grad_steps, Array grad_values, Array lengths, int threads) {
   const ReadingsCall call(steps, values, superposition, lengths, threads);
   const auto dtype = call.call.dtype;
   const void* in = address(steps, "steps", dtype, call.steps);
@@ -210,9 +219,19 @@ nb::tuple readings_backward(Array steps, Array values, bool superposition, Array
   void* out_values = address(grad_values, "grad_values", dtype, call.values);
   const Kept memory = call.kept(kept);
   return run(call.call, [&] {
-    return kernel().readings.backward(call.call.problem, superposition, call.m, in, vectors, memory, grad, out_steps, out_values);
+    return kernel().readings.backward(call.call.problem, superposition, call.m, in, vectors, memory, grad, out_steps,
+                                      out_values);
   });
 }
+#if defined(STACKATTN_SANITIZE)
+// A deliberate error, which the sanitizers must report: reads entry `index` of an array of 8 numbers.
+double read_beyond(int64_t index) {
+  const std::vector<double> numbers(8, 1.0);
+  return numbers.data()[index];
+}
+// Another one: signed overflow.
+int overflow(int x) { return x + 2147483647; }
+#endif
 
 }  // namespace
 
@@ -223,13 +242,17 @@ NB_MODULE(_kernel, m) {
   using nb::arg;
   const auto lengths = arg("lengths").none();
   m.def("name", [] { return kernel().name; });
-  m.def("nondeterministic", &nondeterministic, arg("log_push"), arg("log_replace"), arg("log_pop"), arg("weights"), lengths,
-        arg("threads"));
+  m.def("nondeterministic", &nondeterministic, arg("log_push"), arg("log_replace"), arg("log_pop"), arg("weights"),
+        lengths, arg("threads"));
   m.def("nondeterministic_backward", &nondeterministic_backward, arg("log_push"), arg("log_replace"), arg("log_pop"),
         arg("grad_weights"), arg("grad_push"), arg("grad_replace"), arg("grad_pop"), lengths, arg("threads"));
   m.def("superposition", &superposition, arg("actions"), arg("weights"), lengths, arg("threads"));
-  m.def("superposition_backward", &superposition_backward, arg("actions"), arg("grad_weights"), arg("grad_actions"), lengths,
-        arg("threads"));
+  m.def("superposition_backward", &superposition_backward, arg("actions"), arg("grad_weights"), arg("grad_actions"),
+        lengths, arg("threads"));
+#if defined(STACKATTN_SANITIZE)
+  m.def("read_beyond", &read_beyond);
+  m.def("overflow", &overflow);
+#endif
   m.def("prefer_huge_pages", &prefer_huge_pages, arg("array"));
   m.def("state_size", &state_size, arg("states"), arg("symbols"), arg("steps"));
   m.def("extend", &extend, arg("data"), arg("before"), arg("superposition"), arg("steps"), arg("weights"), lengths,

@@ -1,4 +1,5 @@
-// The parts of ordinary networks that the kernel contains, as module code sees them: plain pointers, no Python, no PyTorch.
+// The parts of ordinary networks that the kernel contains, as module code sees them: plain pointers, no Python, no
+// PyTorch.
 #pragma once
 #include <cstdint>
 
@@ -17,14 +18,15 @@ struct AttentionShape {
 // attention.cpp. float32, contiguous: packed (B,T,3,H,d) queries, keys and values; outputs (B,T,H,d); log_sums (B,H,T).
 struct Attention {
   void (*forward)(const AttentionShape&, const DropoutRate&, const float* packed, float* outputs, float* log_sums);
-  void (*backward)(const AttentionShape&, const DropoutRate&, const float* packed, const float* outputs, const float* log_sums,
-                   const float* grad_outputs, float* grad_packed);
+  void (*backward)(const AttentionShape&, const DropoutRate&, const float* packed, const float* outputs,
+                   const float* log_sums, const float* grad_outputs, float* grad_packed);
 };
 
 // dropout.cpp. float32, contiguous, `count` numbers each.
 struct Dropout {
   // residual + dropout(x), or dropout(relu(x)) if `relu`; residual may be null.
-  void (*forward)(int64_t count, const DropoutRate&, int threads, bool relu, const float* x, const float* residual, float* y);
+  void (*forward)(int64_t count, const DropoutRate&, int threads, bool relu, const float* x, const float* residual,
+                  float* y);
   // The gradient of x. `y` is the output of the forward pass if it had a ReLU, otherwise null.
   void (*backward)(int64_t count, const DropoutRate&, int threads, const float* y, const float* grad, float* grad_x);
 };

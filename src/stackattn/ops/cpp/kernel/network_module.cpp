@@ -1,4 +1,5 @@
-// Python's access to attention and dropout. Arrays are contiguous float32 arrays of the CPU; outputs are written in place.
+// Python's access to attention and dropout. Arrays are contiguous float32 arrays of the CPU; outputs are written in
+// place.
 #include "network_module.h"
 
 #include <new>
@@ -65,50 +66,55 @@ void released(Function function) {
 void add_network(nb::module_& m, const Network& network) {
   using nb::arg;
   const auto lengths = arg("lengths").none();
-  m.def("attention",
-        [&network](Array packed, int64_t heads, double p, uint64_t seed, Array outputs, Array log_sums, Array lengths, int threads) {
-          const AttentionCall call(packed, heads, lengths, threads);
-          const float* in = input(packed, "packed", call.packed());
-          float* out = output(outputs, "outputs", call.outputs());
-          float* sums = output(log_sums, "log_sums", call.log_sums());
-          const DropoutRate drop = rate(p, seed);
-          released([&] { network.attention.forward(call.shape, drop, in, out, sums); });
-        },
-        arg("packed"), arg("heads"), arg("p"), arg("seed"), arg("outputs"), arg("log_sums"), lengths, arg("threads"));
-  m.def("attention_backward",
-        [&network](Array packed, int64_t heads, double p, uint64_t seed, Array outputs, Array log_sums, Array grad_outputs,
-                   Array grad_packed, Array lengths, int threads) {
-          const AttentionCall call(packed, heads, lengths, threads);
-          const float* in = input(packed, "packed", call.packed());
-          const float* made = input(outputs, "outputs", call.outputs());
-          const float* sums = input(log_sums, "log_sums", call.log_sums());
-          const float* grad = input(grad_outputs, "grad_outputs", call.outputs());
-          float* out = output(grad_packed, "grad_packed", call.packed());
-          const DropoutRate drop = rate(p, seed);
-          released([&] { network.attention.backward(call.shape, drop, in, made, sums, grad, out); });
-        },
-        arg("packed"), arg("heads"), arg("p"), arg("seed"), arg("outputs"), arg("log_sums"), arg("grad_outputs"),
-        arg("grad_packed"), lengths, arg("threads"));
-  m.def("dropout",
-        [&network](Array x, Array residual, bool relu, double p, uint64_t seed, Array y, int threads) {
-          const Shape shape = any_shape(x, "x");
-          const float* in = input(x, "x", shape);
-          const float* add = optional_input(residual, "residual", shape);
-          float* out = output(y, "y", shape);
-          const DropoutRate drop = rate(p, seed);
-          const int64_t count = x.size();
-          released([&] { network.dropout.forward(count, drop, threads, relu, in, add, out); });
-        },
-        arg("x"), arg("residual").none(), arg("relu"), arg("p"), arg("seed"), arg("y"), arg("threads"));
-  m.def("dropout_backward",
-        [&network](Array y, Array grad, double p, uint64_t seed, Array grad_x, int threads) {
-          const Shape shape = any_shape(grad, "grad");
-          const float* made = optional_input(y, "y", shape);
-          const float* in = input(grad, "grad", shape);
-          float* out = output(grad_x, "grad_x", shape);
-          const DropoutRate drop = rate(p, seed);
-          const int64_t count = grad.size();
-          released([&] { network.dropout.backward(count, drop, threads, made, in, out); });
-        },
-        arg("y").none(), arg("grad"), arg("p"), arg("seed"), arg("grad_x"), arg("threads"));
+  m.def(
+      "attention",
+      [&network](Array packed, int64_t heads, double p, uint64_t seed, Array outputs, Array log_sums, Array lengths,
+                 int threads) {
+        const AttentionCall call(packed, heads, lengths, threads);
+        const float* in = input(packed, "packed", call.packed());
+        float* out = output(outputs, "outputs", call.outputs());
+        float* sums = output(log_sums, "log_sums", call.log_sums());
+        const DropoutRate drop = rate(p, seed);
+        released([&] { network.attention.forward(call.shape, drop, in, out, sums); });
+      },
+      arg("packed"), arg("heads"), arg("p"), arg("seed"), arg("outputs"), arg("log_sums"), lengths, arg("threads"));
+  m.def(
+      "attention_backward",
+      [&network](Array packed, int64_t heads, double p, uint64_t seed, Array outputs, Array log_sums,
+                 Array grad_outputs, Array grad_packed, Array lengths, int threads) {
+        const AttentionCall call(packed, heads, lengths, threads);
+        const float* in = input(packed, "packed", call.packed());
+        const float* made = input(outputs, "outputs", call.outputs());
+        const float* sums = input(log_sums, "log_sums", call.log_sums());
+        const float* grad = input(grad_outputs, "grad_outputs", call.outputs());
+        float* out = output(grad_packed, "grad_packed", call.packed());
+        const DropoutRate drop = rate(p, seed);
+        released([&] { network.attention.backward(call.shape, drop, in, made, sums, grad, out); });
+      },
+      arg("packed"), arg("heads"), arg("p"), arg("seed"), arg("outputs"), arg("log_sums"), arg("grad_outputs"),
+      arg("grad_packed"), lengths, arg("threads"));
+  m.def(
+      "dropout",
+      [&network](Array x, Array residual, bool relu, double p, uint64_t seed, Array y, int threads) {
+        const Shape shape = any_shape(x, "x");
+        const float* in = input(x, "x", shape);
+        const float* add = optional_input(residual, "residual", shape);
+        float* out = output(y, "y", shape);
+        const DropoutRate drop = rate(p, seed);
+        const int64_t count = x.size();
+        released([&] { network.dropout.forward(count, drop, threads, relu, in, add, out); });
+      },
+      arg("x"), arg("residual").none(), arg("relu"), arg("p"), arg("seed"), arg("y"), arg("threads"));
+  m.def(
+      "dropout_backward",
+      [&network](Array y, Array grad, double p, uint64_t seed, Array grad_x, int threads) {
+        const Shape shape = any_shape(grad, "grad");
+        const float* made = optional_input(y, "y", shape);
+        const float* in = input(grad, "grad", shape);
+        float* out = output(grad_x, "grad_x", shape);
+        const DropoutRate drop = rate(p, seed);
+        const int64_t count = grad.size();
+        released([&] { network.dropout.backward(count, drop, threads, made, in, out); });
+      },
+      arg("y").none(), arg("grad"), arg("p"), arg("seed"), arg("grad_x"), arg("threads"));
 }

@@ -140,8 +140,8 @@ int64_t kept_size(int64_t states, int64_t symbols, int64_t steps, int64_t m) {
 }
 
 template <class IO>
-Report forward_as(const Problem& p, bool superposition, int64_t m, const void* steps, const void* values, const Kept& kept,
-                  void* readings) {
+Report forward_as(const Problem& p, bool superposition, int64_t m, const void* steps, const void* values,
+                  const Kept& kept, void* readings) {
   return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     const Sequence<IO> sequence{p, superposition, int(m), s, length};
     {
@@ -164,8 +164,8 @@ Report forward_as(const Problem& p, bool superposition, int64_t m, const void* s
 }
 
 template <class IO>
-Report backward_as(const Problem& p, bool superposition, int64_t m, const void* steps, const void* values, const Kept& kept,
-                   const void* grad_readings, void* grad_steps, void* grad_values) {
+Report backward_as(const Problem& p, bool superposition, int64_t m, const void* steps, const void* values,
+                   const Kept& kept, const void* grad_readings, void* grad_steps, void* grad_values) {
   return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     const Sequence<IO> sequence{p, superposition, int(m), s, length};
     {
@@ -195,8 +195,8 @@ Report forward(const Problem& p, bool superposition, int64_t m, const void* step
                void* readings) {
   return (p.wide ? forward_as<double> : forward_as<float>)(p, superposition, m, steps, values, kept, readings);
 }
-Report backward(const Problem& p, bool superposition, int64_t m, const void* steps, const void* values, const Kept& kept,
-                const void* grad_readings, void* grad_steps, void* grad_values) {
+Report backward(const Problem& p, bool superposition, int64_t m, const void* steps, const void* values,
+                const Kept& kept, const void* grad_readings, void* grad_steps, void* grad_values) {
   return (p.wide ? backward_as<double> : backward_as<float>)(p, superposition, m, steps, values, kept, grad_readings,
                                                              grad_steps, grad_values);
 }

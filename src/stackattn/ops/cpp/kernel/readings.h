@@ -14,8 +14,8 @@ class ReadingChart : public Chart<A> {
   using Ptr = typename A::Ptr;
   using Value = typename A::Value;
   using Product = Term<Ptr>;
-  using Base::b, Base::begin, Base::end, Base::f_row, Base::ld, Base::mix, Base::panel, Base::tile, Base::sum_of_tiles;
   using Base::alpha_, Base::D_, Base::dFT_, Base::F_, Base::mass_, Base::P_;
+  using Base::b, Base::begin, Base::end, Base::f_row, Base::ld, Base::mix, Base::panel, Base::tile, Base::sum_of_tiles;
 
  public:
   using Base::blocks, Base::dpush, Base::drepl, Base::n, Base::push, Base::Q, Base::QS, Base::repl, Base::S;
@@ -24,7 +24,8 @@ class ReadingChart : public Chart<A> {
   static int width(int m) { return (m + 8) / 8 * 8; }
 
   ReadingChart(Workspace& work, int n, int Q, int S, int m, bool superposition, bool with_gradient, double* kept)
-      : Base(work, n, Q, S, superposition, with_gradient, width(m), kept, 2 * long(n + 1) * width(m) + 16), m(m), W(width(m)) {
+      : Base(work, n, Q, S, superposition, with_gradient, width(m), kept, 2 * long(n + 1) * width(m) + 16), m(m),
+        W(width(m)) {
     values_ = this->take(long(n + 1) * W);
     dvalues_ = this->take(long(n + 1) * W);
     if (with_gradient) A::clear(dvalues_, long(n + 1) * W);
@@ -88,8 +89,12 @@ class ReadingChart : public Chart<A> {
           for (int y = 0; y < S; ++y)
             terms[count++] = {repl(t) + (long(z) * QS + y), long(S) * QS, S, f_row(dFT_, y, t), W, Q};
           if (k + 2 < end(T))
-            terms[count++] = {tile(P_, z, T, T) + (long(k - begin(T)) * Q * ld + (k + 2 - begin(T)) * Q), ld, 1,
-                              f_row(dFT_, z, k + 2), W, (end(T) - k - 2) * Q};
+            terms[count++] = {tile(P_, z, T, T) + (long(k - begin(T)) * Q * ld + (k + 2 - begin(T)) * Q),
+                              ld,
+                              1,
+                              f_row(dFT_, z, k + 2),
+                              W,
+                              (end(T) - k - 2) * Q};
           A::gemm(terms.data(), count, Q, W, f_row(dFT_, z, k), W, true);
         }
         std::fill(dalpha.begin(), dalpha.end(), A::zero());

@@ -1,4 +1,4 @@
-// What the full pass and the states share: one sequence after another on as many threads as asked for, and reading their input.
+// Shared by the full pass and the states: a parallel loop over the sequences, and reading of a step's input.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,21 +9,22 @@
 #include "kernel.h"
 #include "workspace.h"
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace STACKATTN_KERNEL {
 namespace {
 
-// A weight lost below 1e-308 at one step can grow in importance by at most 1 / (mass of all runs at a later step): while no
-// mass is below e^-600, nothing that was lost can matter. See docs/maths.md.
+// Smallest mass of all runs for which float64 arithmetic is exact enough. A weight that underflows (below 1e-308) can
+// later grow in relative size by at most 1 / mass. While no mass is below e^-600, lost weights cannot matter; see
+// docs/maths.md, section 6.
 constexpr double kSmallestMass = 2.6e-261;
 
-// Denormals are slow, and whatever they could still say is below what `Linear` vouches for.
+// Sets denormal numbers to zero: they are slow, and far below the range in which `Linear` results are used.
 class FlushDenormals {
  public:
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
   FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
   ~FlushDenormals() { _mm_setcsr(saved_); }
 
@@ -71,7 +72,7 @@ Report for_each_sequence(const Problem& problem, Body body) {
   return all;
 }
 
-// Raises `top` to the largest of the numbers; false if there is nan or +inf among them.
+// Sets `top` to the maximum of itself and the numbers; returns false if one of them is nan or +inf.
 template <class IO>
 bool raise_top(const IO* numbers, int n, double& top) {
   Vec largest = splat(top);
@@ -88,11 +89,11 @@ bool raise_top(const IO* numbers, int n, double& top) {
   return true;
 }
 
-// A step's weights, exp(log weight - shift): the shift makes the largest outgoing row sum 1, so that nothing overflows.
-// It cancels in every attention weight. Returns the number of a bad argument, or 0.
+// A step's weights, exp(log weight - shift). The shift makes the largest outgoing row sum 1, so that nothing overflows;
+// it cancels in every attention weight. Returns the number of the first invalid argument, or 0.
 template <class A, class IO>
-int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, typename A::Ptr push_to, typename A::Ptr repl_to,
-              typename A::Ptr pop_to) {
+int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, typename A::Ptr push_to,
+              typename A::Ptr repl_to, typename A::Ptr pop_to) {
   double top = -INFINITY;
   if (!raise_top(push, QS * QS, top)) return 1;
   if (!raise_top(repl, QS * QS, top)) return 2;

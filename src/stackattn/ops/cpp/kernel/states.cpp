@@ -1,14 +1,15 @@
-// States: adding steps to them, and the way back. Compiled once for each instruction set.
+// States: extension by more steps, and its backward pass. Compiled once for each instruction set.
 #include "columns.h"
 #include "sequences.h"
 
 namespace STACKATTN_KERNEL {
 namespace {
 
-// The weights of one step of a state: as given, or the step that changes nothing where the sequence has ended. `rows` has push, replace
-// and pop of each (q,x) behind one another; `push_to` and `repl_to` are (q,x) x (r,y).
+// The weights of one step of a state: the given ones, or, if the sequence has ended, a step that changes nothing.
+// `rows` contains push, replace and pop of each (q,x) one after another; `push_to` and `repl_to` are (q,x) x (r,y).
 template <class IO>
-int load_state_step(const Problem& p, bool superposition, bool ended, const IO* rows, double* push_to, double* repl_to, double* pop_to) {
+int load_state_step(const Problem& p, bool superposition, bool ended, const IO* rows, double* push_to, double* repl_to,
+                    double* pop_to) {
   const int Q = p.states, QS = p.states * p.symbols;
   if (ended) {
     std::fill_n(push_to, long(QS) * QS, 0.0);
@@ -40,11 +41,12 @@ void store_transposed(const Layout& layout, const double* matrix, double* out) {
       out[to * layout.from + from] = from < layout.QS ? matrix[long(from) * layout.QS + to] : 0;
 }
 
-// Row t of the attention weights has a column for the bottom element only in the nondeterministic stack.
+// Shape of the attention weights. Only the nondeterministic stack has a column for the bottom element.
 struct Rows {
   int64_t per_step, per_row, first;
   Rows(const Problem& p, const State& state, bool superposition)
-      : per_step(p.states * p.symbols), per_row((state.before + p.steps + !superposition) * per_step), first(superposition) {}
+      : per_step(p.states * p.symbols), per_row((state.before + p.steps + !superposition) * per_step),
+        first(superposition) {}
 };
 
 template <class IO>
@@ -60,8 +62,8 @@ Report extend_as(const Problem& p, const State& state, bool superposition, const
       const long t = state.before + step + 1;
       const int64_t at = s * p.steps + step;
       const bool ended = step >= length;
-      report.argument = load_state_step(p, superposition, ended, (const IO*)steps + at * QS * (2 * QS + Q), step_push.data(),
-                                        step_repl.data(), columns.pop());
+      report.argument = load_state_step(p, superposition, ended, (const IO*)steps + at * QS * (2 * QS + Q),
+                                        step_push.data(), step_repl.data(), columns.pop());
       report.step = step;
       if (report.argument) return report;
       store_transposed(layout, step_push.data(), columns.push(t));
@@ -94,10 +96,10 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
   return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     Columns columns(work, layout, superposition, state.data + s * state.stride);
     double* before = grad_before.data + s * grad_before.stride;
-    // The gradient that came is only read, unless it is to become the other one. Its last column is completed in a copy; a chunk of several
-    // steps works on a copy of all.
+    // `after` is only read, unless it is at the address of `before`. Its last column is completed in a copy; an
+    // extension by several steps works on a complete copy.
     const double* after = grad_after.data ? grad_after.data + s * grad_after.stride : nullptr;
-    const long first = after && p.steps == 1 ? kept : 0;  // where the copy begins
+    const long first = after && p.steps == 1 ? kept : 0;  // start of the copy
     Aligned memory(all - first);
     double* copy = memory.data();
     if (after)
@@ -110,7 +112,8 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
       const int64_t at = s * p.steps + step;
       const bool ended = step >= length;
       const int64_t per_step = QS * (2 * QS + Q);
-      load_state_step(p, superposition, ended, (const IO*)steps + at * per_step, step_push.data(), step_repl.data(), columns.pop());
+      load_state_step(p, superposition, ended, (const IO*)steps + at * per_step, step_push.data(), step_repl.data(),
+                      columns.pop());
       double* column = copy + (layout.offset[t] - first);
       if (!ended && grad_weights) {
         const IO* grad = (const IO*)grad_weights + at * rows.per_row;
@@ -119,7 +122,8 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
         if (!superposition)
           for (int r = 0; r < Q; ++r)
             for (int y = 0; y < S; ++y)
-              for (int64_t i = 0; i <= t; ++i) mean += columns.weights(t, y, r)[i] / mass * double(grad[i * QS + r * S + y]);
+              for (int64_t i = 0; i <= t; ++i)
+                mean += columns.weights(t, y, r)[i] / mass * double(grad[i * QS + r * S + y]);
         for (int r = 0; r < Q; ++r)
           for (int y = 0; y < S; ++y)
             for (int64_t i = rows.first; i <= t; ++i)
@@ -136,7 +140,7 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
         out[0] = IO(dpush[0]), out[1] = IO(drepl[0]), out[2] = IO(dpop[0]);
         continue;
       }
-      for (int from = 0; from < QS; ++from, out += 2 * QS + Q) {  // the input was the weights' logarithms
+      for (int from = 0; from < QS; ++from, out += 2 * QS + Q) {  // the input is the logarithms of the weights
         for (int to = 0; to < QS; ++to) {
           const long i = long(from) * QS + to, transposed = to * layout.from + from;
           out[to] = IO(step_push[i] * dpush[transposed]);
@@ -149,14 +153,16 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
   });
 }
 
-int64_t state_size(int64_t states, int64_t symbols, int64_t steps) { return Layout(states, symbols, steps).offset[steps + 1]; }
+int64_t state_size(int64_t states, int64_t symbols, int64_t steps) {
+  return Layout(states, symbols, steps).offset[steps + 1];
+}
 Report extend(const Problem& p, const State& state, bool superposition, const void* steps, void* weights) {
   return (p.wide ? extend_as<double> : extend_as<float>)(p, state, superposition, steps, weights);
 }
 Report retract(const Problem& p, const State& state, bool superposition, const void* steps, const void* grad_weights,
                const State& grad_after, const State& grad_before, void* grad_steps) {
-  return (p.wide ? retract_as<double> : retract_as<float>)(p, state, superposition, steps, grad_weights, grad_after, grad_before,
-                                                          grad_steps);
+  return (p.wide ? retract_as<double> : retract_as<float>)(p, state, superposition, steps, grad_weights, grad_after,
+                                                           grad_before, grad_steps);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Memory for the charts: a thread's own, used again and again.
+// Memory of a thread: for charts, and for arrays of vectors.
 #pragma once
-#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <new>
 
@@ -10,8 +10,8 @@
 
 namespace STACKATTN_KERNEL {
 
-// A thread's memory, used again for each of its sequences: fresh memory is slow to touch. It is left as it comes: every user clears what
-// must be zero.
+// A thread's memory, reused for each of its sequences because touching fresh memory is slow. It is not initialised:
+// users clear what must be zero.
 class Workspace {
  public:
   Workspace() = default;
@@ -19,7 +19,7 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // Forgets what was taken before, and makes sure that there is enough for what comes.
+  // Frees everything that was taken, and makes room for `doubles` numbers.
   void start(size_t doubles) {
     if (doubles > room_) {
       constexpr size_t kHuge = size_t(1) << 21;
@@ -28,13 +28,13 @@ class Workspace {
       memory_ = std::aligned_alloc(kHuge, bytes);
       if (!memory_) throw std::bad_alloc();
 #if defined(__linux__)
-      madvise(memory_, bytes, MADV_HUGEPAGE);  // a hint: fewer page faults where the system has huge pages
+      madvise(memory_, bytes, MADV_HUGEPAGE);  // a hint: huge pages mean fewer page faults
 #endif
       room_ = bytes / sizeof(double);
     }
     next_ = static_cast<double*>(memory_);
   }
-  // Small memory waits for the next call, large memory goes back.
+  // Returns the memory to the system if it is larger than this.
   void keep_at_most(size_t bytes) {
     if (room_ * sizeof(double) <= bytes) return;
     std::free(memory_);
@@ -58,7 +58,7 @@ inline Workspace& own_workspace() {
   return work;
 }
 
-// Doubles on a 64-byte boundary, as vectors want them.
+// Doubles that begin on a 64-byte boundary, as aligned vector loads require.
 class Aligned {
  public:
   explicit Aligned(size_t count) : numbers_(static_cast<double*>(std::aligned_alloc(64, (count + 7) / 8 * 64))) {

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Runs the operator tests with a kernel that is built with AddressSanitizer and UndefinedBehaviorSanitizer.
+#
+#   tests/sanitizers.sh                 the fast tests in tests/ops (several minutes)
+#   tests/sanitizers.sh -k states       arguments are passed to pytest
+#
+# The build goes to build/sanitize and shadows the installed kernel for the tests; the installation is not changed.
+# Before the tests, two deliberate errors must be reported: a read beyond the end of an array, and a signed overflow.
+# Otherwise the sanitizers are not active, and the script fails. Leaks are not checked, because Python itself leaks.
+# STACKATTN_KERNEL=portable, avx2 or avx512 selects the instruction set, as usual. Needs GCC or Clang with libasan.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+build=$PWD/build/sanitize
+compiler=${CXX:-c++}
+
+venv=$build/venv # cmake and nanobind, which an installed stackattn does not need
+if ! [ -x "$venv/bin/cmake" ]; then
+  "$python" -m venv "$venv"
+  "$venv/bin/python" -m pip install -q cmake ninja "nanobind>=2.4"
+fi
+"$venv/bin/cmake" -S . -B "$build/cmake" -G Ninja -DCMAKE_MAKE_PROGRAM="$venv/bin/ninja" -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_CXX_COMPILER="$compiler" -DPython_EXECUTABLE="$venv/bin/python" -DSTACKATTN_SANITIZE=ON >"$build/cmake.log"
+"$venv/bin/cmake" --build "$build/cmake"
+kernel=$(echo "$build"/cmake/_kernel*.so)
+
+# A copy of the package with the sanitized kernel. The tests run in the other environment, with PYTHONPATH for the
+# dependencies: in this one, the import hook of an editable install would load the installed kernel.
+package=$build/package
+rm -rf "$package" && mkdir -p "$package"
+cp -r src/stackattn "$package/"
+cp "$kernel" "$package/stackattn/ops/cpp/"
+
+site=$("$python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+libasan=$("$compiler" -print-file-name=libasan.so)
+libubsan=$("$compiler" -print-file-name=libubsan.so)
+run() {
+  PYTHONPATH="$package:$site" PYTHONMALLOC=malloc OMP_NUM_THREADS=2 LD_PRELOAD="$libasan $libubsan" \
+    ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    "$venv/bin/python" "$@"
+}
+
+run -c "
+import stackattn.ops.dispatch as d
+assert d.kernel.__file__.startswith('$package'), f'the wrong kernel was loaded: {d.kernel.__file__}'
+assert d.kernel.read_beyond(7) == 1.0"
+must_report() { # the report, the deliberate error
+  if run -c "import stackattn.ops.dispatch as d; d.kernel.$2" >"$build/control.log" 2>&1 ||
+    ! grep -q "$1" "$build/control.log"; then
+    echo "sanitizers.sh: the sanitizers did not report $2; see $build/control.log" >&2
+    exit 1
+  fi
+  echo "control: $2 was reported as $1"
+}
+must_report heap-buffer-overflow "read_beyond(8)"
+must_report "signed integer overflow" "overflow(1)"
+
+run -m pytest -p no:cacheprovider -m "not slow" tests/ops "$@"
