@@ -31,7 +31,7 @@ rm -rf "$package" && mkdir -p "$package"
 cp -r src/stackattn "$package/"
 cp "$kernel" "$package/stackattn/ops/cpp/"
 
-site=$("$python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+site=$("$python" -c "import sys; print(':'.join(path for path in sys.path if 'site-packages' in path))")
 libasan=$("$compiler" -print-file-name=libasan.so)
 libubsan=$("$compiler" -print-file-name=libubsan.so)
 run() {
