@@ -25,16 +25,18 @@ NOT_RUN = ("make", "pip", "git")
 SDIST_LIMIT, WHEEL_LIMIT = 1_500_000, 3_000_000  # bytes
 NOT_IN_SDIST = ("experiments/results", "benchmarks/results", ".venv", "build/")
 
-# README's commands come after these. A line is one command, or a Python program if it does not start with `stackattn`.
+# They run after README's, which include the demo. A line that does not start with `stackattn` is a Python program.
 COMMANDS = """
 stackattn --version
 stackattn language list
 stackattn language sample dyck --length 10 -n 2
-stackattn demo --epochs 1 --out demo
-stackattn analyse demo/tf-nd --no-figures
-stackattn reproduce figure-2 --tasks dyck --models tf --restarts 1 --minutes-each 0.1 --out figure-2
-stackattn language write dyck text --lengths 4 12 --test-lengths 4 12 --train-batches 20 --validation-batches 2 \\
-    --test-per-length 2
+stackattn cfl train --out cfl --set language.name=dyck language.lengths=[4,12] language.train_batches=20 \\
+    language.validation_batches=2 model.layers=1.superposition-8 model.d_model=8 training.max_epochs=1
+stackattn analyse cfl
+stackattn reproduce figure-2 --tasks dyck --models tf --restarts 1 --minutes-each 0.1 --out figure-2 \\
+    --set language.train_batches=10 language.validation_batches=2
+stackattn language write dyck text --seed 0 --lengths 4 12 --test-lengths 4 12 --train-batches 20 \\
+    --validation-batches 2 --test-per-length 2
 stackattn lm prepare text/train.txt text/validation.txt text/test.txt brackets
 stackattn lm train --out lm --set data.folder=brackets model.layers=1.superposition-8 model.d_model=8 \\
     training.max_epochs=1
@@ -74,19 +76,12 @@ def install(wheel: Path, folder: Path, system_packages: bool) -> Path:
     venv.create(folder, with_pip=True, system_site_packages=system_packages)
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     environment = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), **os.environ}
-    if system_packages and (borrowed := _site_packages()):
-        # of the environment that runs this script; installed packages come first
-        purelib = next(folder.glob("lib/python*/site-packages"))
-        (purelib / "borrowed.pth").write_text(f"{borrowed}\n")
+    if system_packages:  # those of the environment that runs this script; what is installed in the new one comes first
+        borrowed = [path for path in sys.path if path.endswith("site-packages")]
+        (next(folder.glob("lib*/**/site-packages")) / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*pip, *(["--no-deps"] if system_packages else []), f"{wheel}[{EXTRAS}]"], folder, environment)
     return programs
-
-
-def _site_packages() -> str:
-    import sysconfig
-
-    return sysconfig.get_path("purelib")
 
 
 def readme_blocks(language: str) -> list[str]:
@@ -95,13 +90,14 @@ def readme_blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """Those above, then README's; a Python program as `python -c PROGRAM`."""
+    """README's, then those above; a Python program as `python -c PROGRAM`."""
     readme = [line for block in readme_blocks("sh") for line in block.splitlines()]
     ours = COMMANDS.replace("\\\n", "").strip().splitlines()
     found = [shlex.split(line) if line.startswith("stackattn ") else ["python", "-c", line] for line in ours]
-    found.append(["python", "-W", "error", "-c", "\n".join(readme_blocks("python"))])
-    split = [shlex.split(line, comments=True) for line in readme]
-    return found + [command for command in split if command and command[0] not in NOT_RUN]
+    shown = [shlex.split(line, comments=True) for line in readme]
+    shown = [command for command in shown if command and command[0] not in NOT_RUN]
+    assert any(command[:2] == ["stackattn", "demo"] for command in shown), "README.md: the demo command is missing"
+    return [["python", "-W", "error", "-c", "\n".join(readme_blocks("python"))], *shown, *found]
 
 
 def check_commands(programs: Path, folder: Path, kernel: bool) -> None:
