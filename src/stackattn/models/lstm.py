@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import linear, one_hot, pad
 
 from ..nn import State
 from ..nn.checks import check_tokens, unknown_token
 from ..nn.state import without_padding
+from ..ops.eager import is_plain
 from ..ops.lengths import length_mask
+from ..ops.lstm import superposition_lstm
 from .configs import LSTMConfig
-from .lstm_stacks import build_lstm_stack
+from .lstm_stacks import SuperpositionLSTMStack, build_lstm_stack
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +87,11 @@ class LSTMLM(nn.Module):
         """
         check_tokens("tokens", tokens, lengths)
         # Reading the padding is safe here: it affects only later steps and the final state, which is discarded.
-        return self.extend(without_padding(tokens, lengths), self.initial_state(tokens.shape[0]))[0]
+        tokens = without_padding(tokens, lengths)
+        hidden = self._unroll_in_one_call(tokens)
+        if hidden is not None:
+            return self.output(hidden)
+        return self.extend(tokens, self.initial_state(tokens.shape[0]))[0]
 
     def initial_state(self, batch_size: int) -> LSTMState:
         """Create the state before bos."""
@@ -123,6 +129,21 @@ class LSTMLM(nn.Module):
         except RuntimeError as error:  # raised on the CPU only
             raise unknown_token("tokens", tokens, self.config.input_size) or error from None
         return rows[..., :-1].to(self.bias.dtype)
+
+    def _unroll_in_one_call(self, tokens: Tensor) -> Tensor | None:
+        """Hidden states (B, T, hidden_size) by the kernel, or None if it cannot compute them.
+
+        The stack is used from the second token after bos on; without it, its parameters must not get gradients of zero.
+        """
+        if not isinstance(self.stack, SuperpositionLSTMStack) or tokens.shape[1] < 3 or not is_plain(self.bias):
+            return None
+        size = self.config.input_size - 1
+        inputs = linear(self._one_hot(tokens[:, 1:]), self.weight_input[:, :size], self.bias)  # (B, T - 1, 4 h)
+        maps = self.stack.maps()
+        if not is_plain(inputs, self.weight_input, self.weight_hidden, *maps):
+            return None
+        hidden = superposition_lstm(inputs, self.weight_input[:, size:], self.weight_hidden, *maps)
+        return pad(hidden, (0, 0, 1, 0))  # zeros predict the first token
 
     def _unroll(self, x: Tensor, state: LSTMState, taken: Tensor | None) -> tuple[Tensor, LSTMState]:
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]

@@ -62,3 +62,28 @@ def dropout_backward(grad: Tensor, y: Tensor | None, p: float, seed: int) -> Ten
     result = torch.empty_like(grad)
     _call("dropout_backward", y, grad, p, seed & _UINT64, result)
     return result
+
+
+def lstm(inputs: Tensor, weight: Tensor, map: Tensor, bias: Tensor, value_size: int, value: int) -> tuple[Tensor, ...]:
+    """An LSTM with a superposition stack: its arrays x, gates, cells, actions and stacks (kernel/network.h)."""
+    assert kernel is not None
+    T, B = inputs.shape[:2]
+    h = inputs.shape[2] // 4
+    arrays = (
+        inputs.new_zeros(T + 1, B, value + h),
+        inputs.new_empty(T, B, 4 * h),
+        inputs.new_zeros(T + 1, B, h),
+        inputs.new_zeros(T, B, 8 + value),
+        inputs.new_empty(B, kernel.lstm_stack_size(T, value)),
+    )
+    _call("lstm", *arrays, value_size, inputs, weight, map, bias)
+    return arrays
+
+
+def lstm_backward(
+    arrays: tuple[Tensor, ...], value_size: int, weight: Tensor, map: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of gates (T, B, 4 h) and actions (T, B, 8 + m) before their activation functions."""
+    gates, actions = torch.empty_like(arrays[1]), torch.zeros_like(arrays[3])
+    _call("lstm_backward", *(_readable(x) for x in arrays), value_size, weight, map, grad, gates, actions)
+    return gates, actions

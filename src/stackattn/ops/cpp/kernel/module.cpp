@@ -22,14 +22,15 @@ struct Kernel {
   const Network network;
 };
 
-#define DECLARE(isa)                                                               \
-  namespace isa {                                                                  \
-  extern const FullPass full_pass;                                                 \
-  extern const States states;                                                      \
-  extern const Readings readings;                                                  \
-  extern const Attention attention;                                                \
-  extern const Dropout dropout;                                                    \
-  const Kernel kernel = {#isa, full_pass, states, readings, {attention, dropout}}; \
+#define DECLARE(isa)                                                                     \
+  namespace isa {                                                                        \
+  extern const FullPass full_pass;                                                       \
+  extern const States states;                                                            \
+  extern const Readings readings;                                                        \
+  extern const Attention attention;                                                      \
+  extern const Dropout dropout;                                                          \
+  extern const LSTM lstm;                                                                \
+  const Kernel kernel = {#isa, full_pass, states, readings, {attention, dropout, lstm}}; \
   }
 DECLARE(kernel_portable)
 #if defined(STACKATTN_X86)

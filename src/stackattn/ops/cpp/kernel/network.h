@@ -31,7 +31,30 @@ struct Dropout {
   void (*backward)(int64_t count, const DropoutRate&, int threads, const float* y, const float* grad, float* grad_x);
 };
 
+// lstm.cpp: an LSTM with a superposition stack. Sizes are padded to multiples of 8, except `value_size`.
+struct LSTMShape {
+  int64_t batch, steps, hidden, value, value_size;
+  int threads;
+};
+
+// What the forward pass writes and the backward pass reads; `stacks` has stack_size() numbers for each sequence.
+struct LSTMArrays {
+  float *x, *gates, *cells, *actions, *stacks;  // (T+1,B,value+hidden), (T,B,4 hidden), (T+1,B,hidden), (T,B,8+value)
+};
+
+struct LSTM {
+  int64_t (*stack_size)(const LSTMShape&);
+  // inputs (T,B,4 hidden): what the gates get from the input and the bias; weight (value+hidden, 4 hidden); map
+  // (hidden, 8+value) to actions and value, and its bias. x and cells are zero at step 0.
+  void (*forward)(const LSTMShape&, const float* inputs, const float* weight, const float* map, const float* bias,
+                  const LSTMArrays&);
+  // The same matrices transposed; gradients of the gates and actions before their activation functions.
+  void (*backward)(const LSTMShape&, const float* weight, const float* map, const LSTMArrays&, const float* grad_hidden,
+                   float* grad_gates, float* grad_actions);
+};
+
 struct Network {
   const Attention& attention;
   const Dropout& dropout;
+  const LSTM& lstm;
 };

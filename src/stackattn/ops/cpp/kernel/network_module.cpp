@@ -50,6 +50,25 @@ class AttentionCall {
   const Call call_;
 };
 
+// The arrays of an LSTM with a superposition stack.
+struct LSTMCall {
+  LSTMShape shape;
+  LSTMArrays arrays;
+  LSTMCall(const Network& network, const Array& x, const Array& gates, const Array& cells, const Array& actions,
+           const Array& stacks, int64_t value_size, int threads) {
+    const Shape at = any_shape(gates, "gates"), cell = any_shape(cells, "cells"),
+                action = any_shape(actions, "actions");
+    if (at.size() != 3 || cell.size() != 3 || action.size() != 3) bad_value("gates", "three axes", text(at));
+    const int64_t T = at[0], B = at[1], h = cell[2], m = action[2] - 8;
+    if (h < 1 || h % 8 || m < 1 || m % 8 || value_size < 1 || value_size > m)
+      bad_value("actions", "sizes that are multiples of 8", text(action));
+    shape = {B, T, h, m, value_size, threads};
+    arrays = {output(x, "x", {T + 1, B, m + h}), output(gates, "gates", {T, B, 4 * h}),
+              output(cells, "cells", {T + 1, B, h}), output(actions, "actions", {T, B, 8 + m}),
+              output(stacks, "stacks", {B, network.lstm.stack_size(shape)})};
+  }
+};
+
 template <class Function>
 void released(Function function) {
   try {
@@ -117,4 +136,27 @@ void add_network(nb::module_& m, const Network& network) {
         released([&] { network.dropout.backward(count, drop, threads, made, in, out); });
       },
       arg("y").none(), arg("grad"), arg("p"), arg("seed"), arg("grad_x"), arg("threads"));
+  m.def("lstm_stack_size",
+        [&network](int64_t steps, int64_t value) { return network.lstm.stack_size({1, steps, 8, value, 1, 1}); });
+  m.def("lstm", [&network](Array x, Array gates, Array cells, Array actions, Array stacks, int64_t value_size,
+                           Array inputs, Array weight, Array map, Array bias, int threads) {
+    const LSTMCall call(network, x, gates, cells, actions, stacks, value_size, threads);
+    const auto [B, T, h, m, size, n] = call.shape;
+    const float* in = input(inputs, "inputs", {T, B, 4 * h});
+    const float* matrix = input(weight, "weight", {m + h, 4 * h});
+    const float *choose = input(map, "map", {h, 8 + m}), *add = input(bias, "bias", {8 + m});
+    released([&] { network.lstm.forward(call.shape, in, matrix, choose, add, call.arrays); });
+  });
+  m.def("lstm_backward",
+        [&network](Array x, Array gates, Array cells, Array actions, Array stacks, int64_t value_size, Array weight,
+                   Array map, Array grad_hidden, Array grad_gates, Array grad_actions, int threads) {
+          const LSTMCall call(network, x, gates, cells, actions, stacks, value_size, threads);
+          const auto [B, T, h, m, size, n] = call.shape;
+          const float* matrix = input(weight, "weight", {4 * h, m + h});
+          const float* choose = input(map, "map", {8 + m, h});
+          const float* grad = input(grad_hidden, "grad_hidden", {T, B, h});
+          float* out = output(grad_gates, "grad_gates", {T, B, 4 * h});
+          float* chosen = output(grad_actions, "grad_actions", {T, B, 8 + m});
+          released([&] { network.lstm.backward(call.shape, matrix, choose, call.arrays, grad, out, chosen); });
+        });
 }
