@@ -78,13 +78,13 @@ def test_the_stepper_moves(open_page, report):
     heights = page.evaluate("stepper.trace.heights")
     assert step(page) == heights.index(max(heights))
     page.locator("#tape span").nth(3).click()
-    page.click("#go-on")
+    page.click("#go-next")
     assert step(page) == 4
     page.click("#go-back")
     page.click("#go-back")
     assert step(page) == 2
     page.click("#go-last")
-    page.click("#go-on")
+    page.click("#go-next")
     assert step(page) == 6  # the last step
     page.click("#go-first")
     page.keyboard.press("ArrowLeft")
@@ -310,7 +310,7 @@ def test_on_a_phone(open_page, report):
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     page.locator("#tape span").nth(20).tap()
     before = step(page)
-    page.tap("#go-on")
+    page.tap("#go-next")
     assert step(page) == before + 1
     page.locator("#tape span").nth(before - 1).tap()
     assert step(page) == before - 1

@@ -1,20 +1,19 @@
 """Analysis of trained stacks.
 
 Modules:
-
-- `traces`: actions, attention weights, heights and runs of a model's stacks on given inputs
-- `contents`: the probability that each pushed element is still on the stack
-- `real_stack`: agreement of a stack with the stack of a hand-written automaton
-- `quality`: that agreement on sampled strings, the same for all runs of a task
-- `folders`: reads run folders
-- `strings`: selects and traces single strings
-- `study`: all of this for one run or a folder of runs
-- `report`: the HTML report, from the files in `page/`
-- `report_data`: the data of the report as JSON
-- `figures`: print figures of one string (needs the extra `plot`)
-- `attention_map`: the print figure of attention weights
-- `drawings`: all print figures of a studied run
-- `demo`: the figure of `stackattn demo`
+    traces         actions, attention weights, heights and runs of a model's stacks on given inputs
+    contents       the probability that each pushed element is still on the stack
+    real_stack     agreement of a stack with the stack of a hand-written automaton
+    quality        that agreement on sampled strings, which are the same for all runs of a task
+    folders        reads run folders
+    strings        selects and traces single strings
+    study          all of this for one run or a folder of runs
+    report         the HTML report, from the files in `page/`
+    report_data    the data of the report as JSON
+    figures        print figures of one string (needs the extra `plot`)
+    attention_map  the print figure of attention weights
+    drawings       all print figures of a studied run
+    demo           the figure of `stackattn demo`
 """
 
 from .attention_map import attention_map

@@ -19,30 +19,25 @@ def attention_map(
     title: str = "",
     bottom: str = "⊥",
 ) -> Path:
-    """Draw attention weights as a grid of greys and write the figure to `path`.
+    """Draw attention weights as a grid of grey cells and write the figure to `path`.
 
     The figure fits the text width of a page: a long sequence has smaller cells, and only some tokens are labelled.
 
     Args:
         weights: (T, T) or (T, T + 1)
             Weights of one sequence, summed over states and symbols; with T + 1 columns the first one is the bottom.
-        tokens:
-            The T tokens, one per step.
-        path:
-            File to write; the suffix selects the format.
-        real:
-            Column that should be on top at each step, marked with a small ring.
-        title:
-            Title of the figure (default: none).
-        bottom:
-            Symbol of the bottom column; use `"∅"` for the empty share of a superposition stack.
+        tokens: the T tokens, one per step.
+        path: file to write; the suffix selects the format.
+        real: column that should be on top at each step, marked with a small ring.
+        title: title of the figure (default: none).
+        bottom: symbol of the bottom column; use `"∅"` for the empty share of a superposition stack.
 
     Returns:
         `path`.
 
     Raises:
-        ValueError: if the shape of `weights` does not fit the tokens.
-        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: the shape of `weights` does not fit the tokens.
+        ModuleNotFoundError: matplotlib is not installed.
 
     Examples::
 
@@ -69,7 +64,7 @@ def attention_map(
     # The square root makes small weights visible; the colour bar shows the scale.
     image = axes.imshow(weights.detach().double().cpu().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0))
     shown = range(0, T, every)
-    # The label of the bottom covers that of its neighbour.
+    # With sparse labels, that of token 0 is omitted: it would overlap that of the bottom.
     places = [i + with_bottom for i in shown if i or every == 1 or not with_bottom]
     places = [0, *places] if with_bottom else places
     axes.set_xticks(places, [columns[i] for i in places], fontsize=font, family="monospace", parse_math=False)

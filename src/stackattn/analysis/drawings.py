@@ -21,7 +21,7 @@ DRAWING = re.compile(r"string-\d+-.+-((actions|attention|height|split)\.(svg|png
 def draw_strings(studied: StudiedRun, out: Path) -> list[Path]:
     """Draw every traced stack of every string into the folder `out`.
 
-    The files are moved into `out` when all of them exist, so that an error leaves earlier drawings as they were.
+    The files are moved into `out` once all of them exist: an error does not change earlier drawings.
 
     Returns:
         The files in `out`.

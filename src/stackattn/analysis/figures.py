@@ -1,4 +1,4 @@
-"""Print figures of one string: shades of grey, at most as wide as a page's text, with readable labels."""
+"""Print figures of one string: in shades of grey, no wider than the text of a page, with readable labels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure, sizes in inches. It does not use pyplot, so it needs no display and no global state.
+    """Create an empty matplotlib figure, with sizes in inches. It needs no display: it does not use pyplot.
 
     Raises:
-        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
+        ModuleNotFoundError: matplotlib is not installed; the message says how to install it.
     """
     try:
         from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def save_figure(figure: Any, path: str | Path) -> Path:
 
 
 def labels_apart(room: float, font: float, labels: Sequence[str]) -> int:
-    """The smallest n such that labelling every n-th position leaves the labels apart.
+    """Return the smallest n such that the labels of every n-th position do not overlap.
 
     Args:
         room: distance between positions, in points.
@@ -69,14 +69,10 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], pat
     Args:
         actions: (T, 3)
             Share of each step by kind of action: `StackTrace.actions`.
-        tokens:
-            The T tokens, one beside each row (the paper puts them on the lines between rows).
-        names:
-            Names of the three kinds of action.
-        path:
-            File to write; the suffix selects the format.
-        title:
-            Title of the figure (default: none).
+        tokens: the T tokens, one beside each row (the paper puts them on the lines between rows).
+        names: names of the three kinds of action.
+        path: file to write; the suffix selects the format.
+        title: title of the figure (default: none).
 
     Returns:
         `path`.

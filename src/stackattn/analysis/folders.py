@@ -1,4 +1,4 @@
-"""Run folders as the analysis sees them: finding runs and reading what they measured."""
+"""Finds run folders, and reads their configurations, results and models."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunFolder:
 
     @property
     def task(self) -> tuple[str, str, str | None, tuple[int, int]]:
-        """What comparable runs have in common: the language with its parameters, and the training lengths."""
+        """Key that is equal for comparable runs: the language with its parameters, and the training lengths."""
         language = self.config.language
         return language.name, json.dumps(language.parameters, sort_keys=True), language.grammar, language.lengths
 
@@ -101,10 +101,10 @@ class RunFolder:
 
 
 def find_runs(folder: str | Path) -> dict[str, Path]:
-    """Folders of runs by name: the given folder if it is a run, or else all runs below it.
+    """Return the folders of runs by name: the given folder if it is a run, otherwise all runs below it.
 
     Raises:
-        RunError: if there are no runs of `stackattn cfl`.
+        RunError: there are no runs of `stackattn cfl`.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -137,7 +137,7 @@ def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
 
 
 def _is_cfl(folder: Path) -> bool:
-    """Whether a run was trained on a formal language, not on a corpus. True for damaged runs, which are reported."""
+    """Whether a run was trained on a formal language, not on a corpus. True for damaged runs: they are reported."""
     try:
         return "language" in TrainingRun(folder).config()
     except (RunError, ValueError, TypeError):

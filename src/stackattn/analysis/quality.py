@@ -1,4 +1,4 @@
-"""How well the stacks of a model agree with a real stack, on the same strings for all runs of a task."""
+"""Agreement of a model's stacks with a real stack, on strings that are the same for all runs of a task."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def label_strings(language: Language, lengths: tuple[int, int], seed: int = 0) -
 
 
 def _all(tops: list[list[list[int] | None]]) -> Tops | None:
-    """None unless the tops are known for every string."""
+    """Return the tops if they are known for every string, otherwise None."""
     known = [[row for row in batch if row is not None] for batch in tops]
     return known if all(len(a) == len(b) for a, b in zip(known, tops, strict=True)) else None

@@ -1,7 +1,7 @@
 """Agreement of a learned stack with the stack of a hand-written automaton.
 
 Two of the paper's languages are recognised by a deterministic automaton with one transition per symbol (the paper calls
-them real-time), so that after every symbol exactly one element should be on top of the stack:
+them real-time), so exactly one element should be on top of the stack after each symbol:
 
 - marked reversal: push every symbol before the mark, do nothing at the mark, pop once for each symbol after it;
 - Dyck: push every opening bracket, pop at every closing bracket.
@@ -30,7 +30,7 @@ REAL_TOP = (  # explains what `correct_steps` counts
 
 
 def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
-    """Position of the symbol on top of the real stack after each symbol of a string; -1 where the stack is empty.
+    """Return the position of the symbol on top of the real stack after each symbol; -1 where the stack is empty.
 
     Returns None if the language has no deterministic automaton here, or if the automaton rejects the string.
     """
@@ -55,7 +55,7 @@ def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
 
 
 def derivation_tops(language: Language, string: Sequence[int]) -> list[int] | None:
-    """Position of the symbol on top of the stack after each symbol, in the most probable derivation of a string.
+    """Return the position of the symbol on top of the stack after each symbol, in a string's most probable derivation.
 
     A rule that begins and ends with a terminal, such as S -> 0 S 0 or T -> ( Q S Q ), pushes its first symbol and pops
     it at its last one. For marked reversal and Dyck this is the real stack. An empty stack is -1.
@@ -84,20 +84,20 @@ def derivation_tops(language: Language, string: Sequence[int]) -> list[int] | No
 
 
 def real_columns(trace: StackTrace, tops: Sequence[int]) -> list[int]:
-    """Column of the trace's weights that belongs to the real top, for each step; 0, the bottom, for an empty stack."""
+    """Return the column of the weights that belongs to the real top at each step; 0, the bottom, for an empty stack."""
     shift = 2 - trace.first  # the columns of the bottom and, if it is read, BOS come before those of the string
     return [0] * (1 - trace.first) + [top + shift if top >= 0 else 0 for top in tops]
 
 
 def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run: bool = False) -> list[list[bool]]:
-    """Whether the stack has the expected element on top, for each sequence of the trace and each symbol.
+    """Check for each sequence and each symbol whether the stack has the expected element on top.
 
     - Where `tops` has a position, that token must have more weight than every other token. The bottom and the empty
       share of a superposition stack are not tokens.
     - Where `tops` is -1, the bottom or the empty share must have more weight than every symbol of the string. BOS may
       take their place.
 
-    With `best_run`, the run with the largest weight must have that token on top; or, for -1, the bottom or BOS. The
+    With `best_run`, the run with the largest weight must have that token on top or, for -1, the bottom or BOS. The
     step that reads BOS is not counted.
 
     Args:
@@ -125,7 +125,7 @@ def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run:
 
 
 def _has_most_weight(weights: list[float], real: int, before: int) -> bool:
-    """For the weights of one step, (T + 1,)."""
+    """Whether column `real` has the most weight at one step; weights (T + 1,)."""
     if real == 0:
         return max(weights[: before + 1]) > max(weights[before + 1 :])
     return weights[real] > max([*weights[1:real], *weights[real + 1 :]], default=0.0)
@@ -159,7 +159,7 @@ class Agreement:
 def measure_agreement(
     traces: Sequence[Sequence[StackTrace]], tops: Sequence[Sequence[Sequence[int]]], *, best_run: bool = False
 ) -> dict[str, Agreement]:
-    """Agreement of each stack with the expected tops, summed over batches.
+    """Measure the agreement of each stack with the expected tops, summed over batches.
 
     Args:
         traces: `traces[b]` are the traces of the model's stacks on batch b.

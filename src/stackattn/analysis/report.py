@@ -28,7 +28,7 @@ def write_report(study: Study, path: Path, command: str = "") -> Path:
         `path`.
 
     Raises:
-        ValueError: if the page would be larger than `LIMIT`, as with very long strings.
+        ValueError: the page would be larger than `LIMIT`, for example because of very long strings.
     """
     data = page_data(study, command)
     page = render(data)
@@ -47,7 +47,7 @@ def write_report(study: Study, path: Path, command: str = "") -> Path:
 
 
 def render(data: dict[str, Any]) -> str:
-    """The HTML of the page. The data is inserted last, so that nothing in it can be mistaken for a placeholder."""
+    """Return the HTML of the page. The data is inserted last, so no text in it is mistaken for a placeholder."""
     page = _read("report.html")
     for placeholder, text in (
         ("title", html.escape(data["title"])),
@@ -64,6 +64,6 @@ def _read(name: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """JSON that is safe inside an HTML script element: it cannot close the element or open a comment or an entity."""
+    """Return JSON that is safe in an HTML script element: it cannot close the element or begin a comment or entity."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

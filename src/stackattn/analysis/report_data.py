@@ -37,7 +37,7 @@ COLUMNS = {  # of the table of runs, with their CSS classes
 
 
 def page_data(study: Study, command: str = "") -> dict[str, Any]:
-    """Everything that the page shows."""
+    """Return all data of the page."""
     runs = [_run_data(studied, study) for studied in study.runs]
     first = study.runs[0]
     if study.single:
@@ -161,7 +161,7 @@ def _sweep_tiles(study: Study) -> list[list[str]]:
 
 
 def _string_data(traced: TracedString, *, split: bool) -> dict[str, Any]:
-    """A string for the stepper. Probabilities are in thousandths, to keep the page small."""
+    """Return the data of a string for the stepper. Probabilities are in thousandths, to keep the page small."""
     rows = enumerate(traced.truth)
     return {
         "tokens": traced.tokens,
@@ -212,7 +212,7 @@ def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
 
 
 def _automaton_run_data(name: str, run: AutomatonRun, trace: StackTrace) -> dict[str, Any]:
-    """Each step as [index of its action, state, symbol or -1]; None where nothing is read."""
+    """Return each step as [index of its action, state, symbol or -1]; None where nothing is read."""
     kinds = ("push", "replace", "pop")
     steps = [
         [kinds.index(step.kind), step.state, -1 if step.symbol is None else step.symbol] for step in run.operations
@@ -222,14 +222,14 @@ def _automaton_run_data(name: str, run: AutomatonRun, trace: StackTrace) -> dict
 
 
 def _with_unread(tops: Tensor, first: int, bottom: int = 1) -> list[list[int]]:
-    """Weights by token. If BOS is not read, it leaves the bottom on top and its column is 0."""
+    """Return the weights by token. If BOS is not read, the bottom is on top at step 0, and the column of BOS is 0."""
     if first:
         tops = torch.cat([tops[:, :1], torch.zeros_like(tops[:, :1]), tops[:, 1:]], dim=1)
     return [[1000 * bottom]] * first + _rows(tops, 0, 1 + first)
 
 
 def _rows(x: Tensor, first: int, extra: int = 0) -> list[list[int]]:
-    """Rows of a lower triangle with `extra` more columns, in thousandths, without trailing zeros."""
+    """Return rows of a lower triangle with `extra` more columns, in thousandths, without trailing zeros."""
     found = []
     for t, row in enumerate(_thousandths(x)):
         row = [0] * first + row[: t + 1 + extra]

@@ -1,4 +1,4 @@
-"""Strings to step through: which ones are selected, and everything that a model does on one of them."""
+"""Selects strings to step through, and traces a model on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TracedStack:
 
 @dataclass(frozen=True)
 class TracedString:
-    """A string of n symbols and what a model does on it. Step 0 reads BOS."""
+    """A string of n symbols, with a model's predictions and stacks. Step 0 reads BOS."""
 
     string: SelectedString
     tokens: list[str]
@@ -55,7 +55,7 @@ class TracedString:
     """Whether training had strings of this length."""
     in_language: bool
     why_excluded: str
-    """Why a string that looks right is not in the language; often empty."""
+    """Why the published variant of the language excludes the string; otherwise empty. See `why_excluded`."""
     log_probs: Tensor
     """The model's next-symbol distribution at each step, (n + 1, symbols and EOS)."""
     truth: list[np.ndarray | None]
@@ -70,11 +70,16 @@ def select_strings(
 ) -> list[SelectedString]:
     """Select the strings to step through.
 
-    Returns the given texts; or `samples` strings of the language with uniform lengths, as in training; or by default
-    two samples, preceded by the paper's string for this language if it exists and its length is in range.
+    Args:
+        language: the language.
+        lengths: range of training lengths.
+        texts: if given, these strings are selected.
+        samples: number of sampled strings, with uniform lengths as in training (default: two, preceded by the paper's
+            string for this language if it exists and its length is in range).
+        seed: seed of the samples.
 
     Raises:
-        ValueError: for a text that is empty or has a symbol that is not in the language.
+        ValueError: a text is empty or has a symbol that is not in the language.
     """
     if texts:
         given = [SelectedString(language.encode(text), "given") for text in texts]
@@ -107,7 +112,7 @@ def trace_string(
     names: Sequence[str],
     seed: int = 0,
 ) -> TracedString:
-    """AutomatonRun a model on a string and trace the stacks with the given names.
+    """Run a model on a string and trace the stacks with the given names.
 
     Args:
         lengths: range of training lengths.
@@ -142,7 +147,7 @@ def some_runs(trace: StackTrace, seed: int = 0) -> list[tuple[str, AutomatonRun]
 
 
 def why_excluded(language: Language, string: np.ndarray) -> str:
-    """Why the published variant of a language does not contain a string that the plain variant contains, or ''."""
+    """Explain why the published variant of a language excludes a string of the plain variant; '' for other strings."""
     parameters = (language.recipe or {}).get("parameters", {})
     if parameters.get("variant") != "published" or language.contains(string):
         return ""

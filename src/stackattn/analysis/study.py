@@ -1,4 +1,4 @@
-"""Studies of runs: how well their stacks do and, for the best runs, results by length and traces of some strings."""
+"""Studies of runs: agreement of their stacks and, for the best runs, results by length and traces of some strings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_FULL = 4  # with more models than this, only the first string of each is tra
 
 @dataclass
 class StudiedRun:
-    """A run, with what was found out about it."""
+    """A run and the results of its analysis."""
 
     run: RunFolder
     parameters: int | None = None
@@ -37,7 +37,7 @@ class StudiedRun:
 
 @dataclass
 class Study:
-    """The runs in a folder and what was found out about them."""
+    """The runs in a folder and the results of their analysis."""
 
     folder: Path
     seed: int
@@ -47,7 +47,7 @@ class Study:
     damaged: dict[str, str]
     """Runs that could not be read, by name, with the reason."""
     strings_per_run: int
-    """Number of strings that were asked for; with more than `MAX_FULL` models only the first is traced."""
+    """Number of requested strings; with more than `MAX_FULL` models only the first is traced."""
 
     @property
     def single(self) -> bool:
@@ -60,7 +60,7 @@ class Study:
 
     @property
     def omitted(self) -> str:
-        """A sentence on what is not shown because there are many models; empty if everything is."""
+        """A sentence on what is omitted because there are many models; empty if nothing is."""
         if self.full:
             return ""
         what = f"only the first of {self.strings_per_run} strings" if self.strings_per_run > 1 else "the string"
@@ -116,19 +116,16 @@ def study(
     """Study the run in a folder, or all runs below it.
 
     Args:
-        texts, samples:
-            The strings to step through: see `select_strings`. With more than `MAX_FULL` models only the first string
-            of each is traced.
-        seed:
-            Seed of sampled strings and runs.
-        stack:
-            Number of the only stack to look at, from 1 (default: all stacks of each model).
-        progress:
-            Called with a message before each step.
+        folder: folder of a run, or a folder with runs below it.
+        texts, samples: the strings to step through; see `select_strings`. With more than `MAX_FULL` models only the
+            first string of each is traced.
+        seed: seed of sampled strings and runs.
+        stack: number of the only stack to study, from 1 (default: all stacks of each model).
+        progress: called with a message before each step.
 
     Raises:
-        RunError: if there are no runs, or none can be read. Damaged runs among others are listed in `Study.damaged`.
-        ValueError: if an argument does not fit the runs.
+        RunError: there are no runs, or none can be read. If some can be read, the others are in `Study.damaged`.
+        ValueError: an argument does not fit the runs.
     """
     folder = Path(folder)
     runs, damaged = _read_runs(folder)
@@ -161,7 +158,7 @@ def study(
 
 
 def _read_runs(folder: Path) -> tuple[list[StudiedRun], dict[str, str]]:
-    """All runs with their models, and the reasons why others could not be read."""
+    """Read all runs with their models. Also return the errors of those that cannot be read, by name."""
     runs, damaged = [], {}
     paths = find_runs(folder)
     for name, path in paths.items():

@@ -1,4 +1,4 @@
-"""Traces of a model's stacks on given inputs: actions, attention weights, contents, heights, runs of the automaton."""
+"""Traces of a model's stacks on given inputs: actions, attention weights, contents, heights and automaton runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .contents import nondeterministic_contents, superposition_contents
 
 @dataclass(frozen=True)
 class StackTrace(ABC):
-    """What one stack did on a batch of B sequences in T steps. All tensors are float64 on the CPU."""
+    """Trace of one stack on a batch of B sequences with T steps. All tensors are float64 on the CPU."""
 
     name: str
     first: int
@@ -34,14 +34,14 @@ class StackTrace(ABC):
     BOTTOM: ClassVar[str]
     """Symbol of column 0 of `tops`."""
     BOTTOM_NAME: ClassVar[str]
-    """What that column stands for."""
+    """Meaning of that column."""
     HAS_STATES: ClassVar[bool]
     """Whether operations have states and stack symbols."""
 
     @classmethod
     @abstractmethod
     def from_actions(cls, name: str, first: int, actions: Sequence[Tensor]) -> StackTrace:
-        """A trace from the actions of a layer: the arguments of the stack's operator."""
+        """Create a trace from the actions of a layer: the arguments of the stack's operator."""
 
     @abstractmethod
     def tops(self) -> Tensor:
@@ -144,7 +144,7 @@ class NondeterministicTrace(StackTrace):
         return self.split_tops().sum((-2, -1))
 
     def actions(self) -> Tensor:
-        """Of all runs up to a step, the share whose last transition is of each kind."""
+        """Share of all runs up to a step whose last transition is of each kind."""
         push, replace, _ = self.transitions
         alpha = self._alpha
         before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
@@ -176,16 +176,14 @@ TRACES: dict[str, type[StackTrace]] = {trace.KIND: trace for trace in (Superposi
 
 @torch.no_grad()
 def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
-    """AutomatonRun a model in evaluation mode and trace each of its stacks.
+    """Run a model in evaluation mode and trace each of its stacks.
 
     Args:
-        model:
-            Any model with stack attention layers, or an `LSTMLM` with a stack.
-        inputs:
-            Arguments of `model`. All sequences must have the same length: padding is traced like real tokens.
+        model: any model with stack attention layers, or an `LSTMLM` with a stack.
+        inputs: arguments of `model`. All sequences must have the same length: padding is traced like real tokens.
 
     Returns:
-        One trace per stack, named as in `stack_names`. Each head of a layer is a stack of its own. Empty for a model
+        One trace per stack, named as in `stack_names`. Each head of a layer is a separate stack. Empty for a model
         without stacks.
 
     Examples::
@@ -242,9 +240,9 @@ def _trace_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
 
 
 def _trace_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
-    """Step by step, because the reading of the stack is part of the next input.
+    """Trace step by step, because the reading of the stack is part of the next input.
 
-    Each hidden state selects an action, also the last one, which the model itself never performs.
+    Each hidden state selects an action, including the last one, whose action the model does not perform.
     """
     if model.stack is None or tokens.shape[1] < 2:
         return []

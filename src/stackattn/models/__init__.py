@@ -1,4 +1,4 @@
-"""Models: transformers and LSTMs with stacks, how they are saved, and how they generate.
+"""Models: transformers and LSTMs with stacks, saving and loading, and text generation.
 
 Modules:
     configs      configurations of the models
@@ -6,9 +6,9 @@ Modules:
     lstm         LSTM language models with or without a stack
     lstm_stacks  stacks that an LSTM controls
     building     the model class of each configuration
-    saving       saved models
+    saving       saving and loading models
     generation   greedy decoding, sampling and beam search
-    huggingface  GPT-2 of Hugging Face with stack attention (needs the extra `hf`; not imported here)
+    huggingface  Hugging Face's GPT-2 with stack attention (needs the extra `hf`; not imported here)
 """
 
 from .building import build_model

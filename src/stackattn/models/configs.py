@@ -1,7 +1,7 @@
 """Configurations of the models.
 
-An architecture has the options that can be chosen freely; a run's section `model` is one. A config adds the sizes that
-follow from the vocabulary, and is what a model is built from.
+An architecture contains the options that do not depend on the data; the section `model` of a run's configuration is an
+architecture. A config adds the sizes of the vocabulary and defines a model completely.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class LSTMArchitecture:
         check_positive(hidden_size=self.hidden_size)
         check_range(self.init_range)
         check_choice("stack_init", self.stack_init, STACK_INITS)
-        _ = self.stack_spec
+        _ = self.stack_spec  # raises if `stack` is invalid
 
     @property
     def stack_spec(self) -> StackSpec | None:
@@ -199,8 +199,8 @@ class LSTMConfig(LSTMArchitecture):
     """
 
     input_size: int
-    """Number of tokens that the model reads, bos included. The last one is bos: it has no input vector, and only asks
-    for the first prediction."""
+    """Number of tokens that the model reads, bos included. The last one is bos, which has no input vector: the
+    prediction after it is the bias of the output layer."""
     output_size: int
     """Number of tokens that the model predicts: 0 to `output_size` - 1."""
 

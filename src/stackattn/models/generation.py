@@ -1,4 +1,4 @@
-"""Text generation: greedy decoding, sampling and beam search, for every model with `initial_state` and `extend`.
+"""Text generation: greedy decoding, sampling and beam search, for all models with `initial_state` and `extend`.
 
 All functions take prompts (B, T) that begin with bos and are padded on the right, and return a continuation of each
 prompt. For a `Seq2SeqTransformer`, pass the state `model.initial_state(source, lengths)`. The model runs in evaluation

@@ -1,4 +1,4 @@
-"""GPT-2 of Hugging Face with stack attention in some of its layers (needs the extra `hf`).
+"""Hugging Face's GPT-2 with stack attention in some of its layers (needs the extra `hf`).
 
 Importing this module registers the model with `AutoModelForCausalLM`.
 """
@@ -26,8 +26,8 @@ class StackGPT2Config(GPT2Config):
 
     model_type = "stackattn-gpt2"
     stack_layers: str | None = None
-    """All `n_layer` layers in the notation of `parse_layers`. `5.nondeterministic-3-3-5.6` has 5 layers of GPT-2, one
-    with a stack, and 6 more of GPT-2. None: all layers are GPT-2's."""
+    """All `n_layer` layers in the notation of `parse_layers`. `5.nondeterministic-3-3-5.6` means 5 layers with GPT-2's
+    attention, one with a stack, and 6 more with GPT-2's attention. None: GPT-2's attention in all layers."""
 
 
 class StackCacheLayer(CacheLayerMixin):
@@ -196,7 +196,7 @@ class StackGPT2LMHeadModel(_StackWeights, GPT2LMHeadModel):
 
         config = StackGPT2Config(n_layer=4, n_embd=64, n_head=4, stack_layers="2.nondeterministic-3-3-5.1")
         model = StackGPT2LMHeadModel(config)
-        model = StackGPT2LMHeadModel.from_pretrained("gpt2", stack_layers="6.superposition-64.5")   # the rest of GPT-2
+        model = StackGPT2LMHeadModel.from_pretrained("gpt2", stack_layers="6.superposition-64.5")   # layer 7 of 12
     """
 
     def __init__(self, config: StackGPT2Config):

@@ -40,7 +40,7 @@ class LSTMLM(nn.Module):
         logits = model(tokens, lengths)                               # (B, T) and (B,) -> (B, T, 8)
     """
 
-    may_leave_parameters_unused = True  # sequences of bos and one token never use the stack: no gradients for it
+    may_leave_parameters_unused = True  # if all sequences are bos and one token, the stack is not used
 
     def __init__(self, config: LSTMConfig):
         super().__init__()
@@ -149,7 +149,17 @@ class LSTMLM(nn.Module):
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]
         h, c = state.hidden, state.cell
         if taken is None:
-            hidden, h, c = torch.lstm(x, [h[None], c[None]], weights, True, 1, 0.0, self.training, False, True)
+            hidden, h, c = torch.lstm(
+                x,
+                [h[None], c[None]],
+                weights,
+                has_biases=True,
+                num_layers=1,
+                dropout=0.0,
+                train=self.training,
+                bidirectional=False,
+                batch_first=True,
+            )
             return hidden, replace(state, hidden=h[0], cell=c[0])
         # The new state needs the cell at the end of each sequence, but the fused loop returns only the last cell.
         rows = []

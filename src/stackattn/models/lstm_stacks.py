@@ -20,7 +20,7 @@ Maps = tuple[Tensor, Tensor]  # weight (num_actions + m, hidden_size) and bias (
 class LSTMStack(nn.Module, ABC):
     """Base class: maps from the LSTM's hidden state to the stack, and the stack itself.
 
-    A state has an attribute `reading` (B, reading_size): what the LSTM reads from the stack.
+    A state has an attribute `reading` (B, reading_size), which is part of the LSTM's next input.
 
     Args:
         hidden_size: size of the LSTM's hidden state.
@@ -129,9 +129,8 @@ class NondeterministicLSTMStack(LSTMStack):
         self.bottom = nn.Parameter(torch.empty(m))
 
     def split_actions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return split_transitions(
-            self._joined(logits)
-        )  # log weights (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+        # log weights (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+        return split_transitions(self._joined(logits))
 
     def initial_state(self, batch_size: int) -> WeightedStack:
         values = self.bottom.sigmoid().expand(batch_size, 1, -1)
@@ -162,7 +161,7 @@ LSTM_STACKS: dict[str, type[LSTMStack]] = {
 
 
 def build_lstm_stack(spec: StackSpec, hidden_size: int) -> LSTMStack:
-    """Create the stack of a specification. Raises ValueError for a kind that has no LSTM."""
+    """Create the stack of a specification. Raises ValueError for a kind without an LSTM stack."""
     if spec.kind not in LSTM_STACKS:
         raise ValueError(f"stack: expected one of {', '.join(LSTM_STACKS)}, got {spec.kind!r}")
     return LSTM_STACKS[spec.kind](hidden_size, **spec.named_sizes)  # pyright: ignore

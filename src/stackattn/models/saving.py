@@ -1,4 +1,4 @@
-"""Saved models: a folder with `config.json` (what to build) and `model.safetensors` (the parameters).
+"""Saving and loading models: a folder with `config.json` (the configuration) and `model.safetensors` (the parameters).
 
 Loading a model does not execute code from its files.
 """
@@ -139,12 +139,12 @@ def _read_config(path: Path) -> tuple[SavedConfig, Any]:
         raise ValueError(f"{path}: unknown kind {saved.kind!r}; {hint}")
     cls = MODELS[saved.kind][0]
     config = upgrade_model_config(saved.kind, saved.config, saved.format_version)
-    made = from_values(cls, config, source=f"{path}: config")
+    parsed = from_values(cls, config, source=f"{path}: config")
     # Defaults may change, and some options, such as heads, cannot be checked against the tensors.
     for field in fields(cls):
         if field.name not in config:
             raise ValueError(f"{path}: config: missing key {field.name!r} of a {saved.kind}")
-    return saved, made
+    return saved, parsed
 
 
 def _build(kind: str, config: Any, path: Path) -> nn.Module:

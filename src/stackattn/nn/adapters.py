@@ -20,10 +20,10 @@ def replace_self_attention(
 
     Args:
         model: PyTorch's encoder or decoder.
-        layers: stack attention layers by the index of the layer that they go into; negative indices count from the end.
+        layers: stack attention by index of the layer to change; negative indices count from the end.
 
     Raises:
-        ValueError: an index is out of range, or a layer has no `MultiheadAttention` or another `d_model`.
+        ValueError: an index is out of range, a layer has no `MultiheadAttention`, or its `d_model` is different.
 
     Examples::
 
@@ -97,7 +97,7 @@ class StackSelfAttention(nn.Module):
             The output, with the shape of `query`, and None.
 
         Raises:
-            ValueError: other keys or values, weights are requested, or a mask hides earlier steps.
+            ValueError: `key` or `value` is another tensor, weights are requested, or a mask hides earlier steps.
         """
         if key is not query or value is not query:
             raise ValueError("key, value: expected the same tensor as query: stack attention is self-attention")

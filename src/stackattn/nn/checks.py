@@ -1,4 +1,4 @@
-"""Argument checks of layers and models. Each error names the argument, what was expected and what was found."""
+"""Checks of the arguments of layers and models. Each error names the argument, what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_range(init_range: Any) -> None:
 
 
 def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None) -> None:
-    """Check the input of a layer."""
+    """Check that `x` is a floating-point tensor (B, T, d_model), and that `lengths` fits it."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         found = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name}: expected a floating-point tensor of shape (B, T, {d_model}), got {found}")

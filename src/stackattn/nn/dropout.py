@@ -1,4 +1,4 @@
-"""Dropout modules: alone, with a residual addition, and after a ReLU; fast on the CPU (stackattn/ops/dropout.py)."""
+"""Dropout modules: alone, with a residual addition, and after a ReLU. The functions are in `ops/dropout.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registry of the kinds of stacks: each kind is declared here, and nowhere else."""
+"""Registry of the kinds of stacks. This is the only place where a kind is declared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .stack import PUSH_ACTIVATIONS, StackAttention
 from .superposition import SuperpositionStackAttention
 
 PUSH_ACTIVATION_OPTIONS = (*PUSH_ACTIVATIONS, "published")
-"""Values of the option `push_activation`: one activation for all kinds, or the one of the published code."""
+"""Values of the option `push_activation`: one activation for all kinds, or that of the published code."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Sublayer(nn.Module):
         self.dropout = ResidualDropout(dropout)
 
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        """(B, T, d_model) -> (B, T, d_model); `args` are passed on to the function."""
+        """(B, T, d_model) -> (B, T, d_model); `args` are passed to the function."""
         return self.dropout(x, self.function(self.norm(x), *args))
 
     def extend(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:

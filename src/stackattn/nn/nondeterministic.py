@@ -59,9 +59,8 @@ class NondeterministicStackAttention(StackAttention):
         nn.init.uniform_(self.bottom, -0.1, 0.1)
 
     def split_actions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return split_transitions(
-            self._joined(logits)
-        )  # log weights (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+        # log weights (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+        return split_transitions(self._joined(logits))
 
     def weights(self, actions: tuple[Tensor, ...], lengths: Tensor | None) -> Tensor:
         return nondeterministic_weights(*actions, lengths=lengths)  # (B, T, T + 1, Q, S)

@@ -29,7 +29,7 @@ class StackSpec:
     """A layer with stack attention.
 
     Raises:
-        ValueError: the kind is unknown, or it has other sizes.
+        ValueError: the kind is unknown, or a size is missing, superfluous or out of range.
 
     Examples::
 
@@ -64,7 +64,7 @@ class StackSpec:
 
         Args:
             d_model: size of inputs and outputs.
-            push_activation: `"sigmoid"`, `"identity"`, `"exp"`, or `"published"` for the one of the published code.
+            push_activation: `"sigmoid"`, `"identity"`, `"exp"`, or `"published"` for that of the published code.
         """
         check_choice("push_activation", push_activation, PUSH_ACTIVATION_OPTIONS)
         kind = STACK_KINDS[self.kind]
@@ -91,7 +91,7 @@ def build_attention(
     """Create the attention layer of a specification.
 
     Args:
-        spec: what to create.
+        spec: the specification.
         d_model: size of inputs and outputs.
         heads, dropout, causal: options of softmax attention.
         push_activation: option of stack attention; see `StackSpec.build`.
@@ -127,7 +127,8 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
         raise TypeError(f"{name}: expected an integer or text such as '2.superposition-32.2', got {layers!r}")
     if isinstance(layers, int):
         if not 1 <= layers <= MAX_LAYERS:
-            found = layers if abs(layers) < 10**20 else "more than 20 digits"  # Python may refuse to print them
+            # Python refuses to print very large integers.
+            found = layers if abs(layers) < 10**20 else "more than 20 digits"
             raise FieldError(name, f"expected 1 to {MAX_LAYERS} layers, got {found}")
         return [SoftmaxSpec()] * layers
     specs: list[LayerSpec] = []
@@ -142,7 +143,7 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
 
 
 def format_layers(specs: Iterable[LayerSpec]) -> str:
-    """Format layers so that `parse_layers` reads them: the inverse of `parse_layers`."""
+    """Format layers in the notation of `parse_layers`."""
     parts: list[str] = []
     for spec in specs:
         if isinstance(spec, SoftmaxSpec) and parts and parts[-1].isdigit():

@@ -1,4 +1,4 @@
-// Helpers that create elements and SVG charts. Text is only ever inserted as text nodes.
+// Helpers that create elements and SVG charts. Text is inserted only as text nodes, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -61,7 +61,7 @@ function endLabels(svg, ends, lowest) {
 function lineChart(title, series, { xName, yName, zero = true, marker = null }) {
   const named = series.length <= 8 ? series.filter((one) => !one.reference) : [];
   const longest = Math.max(0, ...named.map((one) => one.name.length));
-  // A chart that is wider than the page would be scaled down, and its letters with it.
+  // A chart that is wider than the page would be scaled down, including its text.
   const width = Math.min(480, document.querySelector("main").clientWidth),
     height = 270,
     left = 54,

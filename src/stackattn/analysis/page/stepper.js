@@ -58,12 +58,12 @@ class Stepper {
     const go = {
       "go-first": () => 0,
       "go-back": () => this.step - 1,
-      "go-on": () => this.step + 1,
+      "go-next": () => this.step + 1,
       "go-last": () => this.last,
     };
     for (const [id, where] of Object.entries(go))
-      byId(id).addEventListener("click", () => this.stop() || this.go(where()));
-    byId("slider").addEventListener("input", (event) => this.stop() || this.go(Number(event.target.value)));
+      byId(id).addEventListener("click", () => this.jump(where()));
+    byId("slider").addEventListener("input", (event) => this.jump(Number(event.target.value)));
     byId("play").addEventListener("click", () => (this.timer ? this.stop() : this.play()));
     for (const id of ["run-choice", "listing-choice"]) {
       byId(id).addEventListener("change", (event) => {
@@ -85,8 +85,7 @@ class Stepper {
       if (inside) Object.assign(keys, { Home: 0, End: this.last });
       if (!(event.key in keys)) return;
       event.preventDefault();
-      this.stop();
-      this.go(keys[event.key]);
+      this.jump(keys[event.key]);
     });
   }
 
@@ -104,6 +103,11 @@ class Stepper {
     byId("play").setAttribute("aria-pressed", "false");
   }
 
+  jump(step) {
+    this.stop();
+    this.go(step);
+  }
+
   go(step) {
     this.step = Math.max(0, Math.min(this.last, step));
     this.update();
@@ -112,13 +116,13 @@ class Stepper {
   // Redraw everything for a new string or stack.
   show() {
     const { tokens } = this.text;
-    this.step = this.trace.heights.indexOf(Math.max(...this.trace.heights)); // the step with the most to see
+    this.step = this.trace.heights.indexOf(Math.max(...this.trace.heights)); // start at the highest stack
     this.chosen = 0;
     byId("slider").max = this.last;
     byId("tape").replaceChildren(
       ...tokens.map((token, t) => {
         const cell = make("span", {}, token);
-        cell.addEventListener("click", () => this.stop() || this.go(t));
+        cell.addEventListener("click", () => this.jump(t));
         return cell;
       }),
     );
@@ -306,14 +310,14 @@ class Stepper {
       ...this.text.tokens.map((token, t) => {
         const depth = Math.max(this.stackOf(run, t - 1).length, this.stackOf(run, t).length) - 1;
         const line = make("li", {}, `${token.padStart(width)}  ${"· ".repeat(depth)}${this.move(run, t)}`);
-        line.addEventListener("click", () => this.stop() || this.go(t));
+        line.addEventListener("click", () => this.jump(t));
         return line;
       }),
     );
   }
 
   drawTimeline() {
-    this.redraw.timeline = timeline(byId("timeline"), this.text, this.trace, (t) => this.stop() || this.go(t));
+    this.redraw.timeline = timeline(byId("timeline"), this.text, this.trace, (t) => this.jump(t));
   }
 
   drawMap() {
@@ -330,7 +334,7 @@ class Stepper {
       rows,
       this.bottom,
       map === "contents",
-      (t) => this.stop() || this.go(t),
+      (t) => this.jump(t),
     );
     const rings = this.text.real === null || map === "contents" ? "" : " Rings: the top of a real stack.";
     byId("map-caption").replaceChildren(scale(), `Rows are steps; columns are tokens in reading order.${rings}`);
