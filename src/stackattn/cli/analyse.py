@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import at_least
+from .arguments import add_number, add_seed
 
 if TYPE_CHECKING:
     from ..analysis.study import Study
@@ -23,20 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     strings.add_argument(
         "--string", action="append", default=[], metavar="TEXT", help="string to step through; may be repeated"
     )
-    strings.add_argument(
-        "--samples",
-        type=at_least(1),
-        metavar="N",
-        help="number of sampled strings to step through (default: 2, and the paper's string if there is one)",
-    )
-    parser.add_argument("--stack", type=int, metavar="N", help="number of the only stack to show (default: all stacks)")
-    parser.add_argument(
-        "--seed",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="seed of sampled strings and runs (default: %(default)s)",
-    )
+    sampled = "number of sampled strings to step through"
+    add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
+    add_number(parser, "--stack", "number of the only stack to show", "all stacks")
+    add_seed(parser, "sampled strings and runs")
     parser.add_argument("--out", metavar="FOLDER", help="output folder (default: RUN/analysis)")
     parser.add_argument("--no-figures", action="store_true", help="write only the report, without SVG and PNG files")
 

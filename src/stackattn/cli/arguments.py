@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 TO_CONTINUE = "run the same command again to continue"
@@ -22,6 +23,63 @@ def at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str]
     return convert
 
 
+def add_actions(parser: argparse.ArgumentParser, metavar: str = "ACTION") -> Any:
+    """Let a command have actions, whose parsers are added to the result. `args.action` is the chosen one."""
+    return parser.add_subparsers(dest="action", metavar=metavar, required=True)
+
+
+def add_number(
+    parser: argparse._ActionsContainer,
+    name: str,
+    meaning: str,
+    default: float | str,
+    *,
+    least: int | None = None,
+    kind: type[int] | type[float] = int,
+    metavar: str = "N",
+) -> None:
+    """Add an option that takes a number.
+
+    Args:
+        default: the number without the option, or text that describes what happens without it (the value is None).
+        least: the smallest number allowed (default: no limit).
+    """
+    parser.add_argument(
+        name,
+        type=kind if least is None else at_least(least, kind),
+        default=None if isinstance(default, str) else default,
+        metavar=metavar,
+        help=f"{meaning} (default: {default})",
+    )
+
+
+def add_seed(parser: argparse._ActionsContainer, of: str, default: int = 0) -> None:
+    """Add the option for a seed; `of` names the random choices that it determines."""
+    add_number(parser, "--seed", f"seed of {of}", default, least=0)
+
+
+def add_evaluation(commands: Any, summary: str, description: str) -> argparse.ArgumentParser:
+    """Add the action `evaluate` for the best model of a run, and return its parser."""
+    evaluate = commands.add_parser("evaluate", help=summary, description=description)
+    evaluate.add_argument("run", metavar="RUN", help="folder of a run")
+    add_torch_arguments(evaluate)
+    return evaluate
+
+
+def add_corpus_of_run(parser: argparse.ArgumentParser, splits: Sequence[str]) -> None:
+    """Add the options that choose the corpus, and the part of it, on which a run is evaluated."""
+    names = f"{', '.join(splits[:-1])} or {splits[-1]}"
+    parser.add_argument(
+        "--split", choices=splits, default="test", help=f"part of the corpus: {names} (default: %(default)s)"
+    )
+    parser.add_argument("--data", metavar="FOLDER", help="folder of the corpus (default: from the run)")
+
+
+def add_output_file(parser: argparse.ArgumentParser) -> None:
+    """Add the option for a file to write instead of standard output."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
+
+
 def add_training_arguments(commands: Any, example: str) -> None:
     """Add the actions `train` and `sweep`; `example` is the name of a shipped configuration."""
     train = commands.add_parser(
@@ -34,11 +92,8 @@ def add_training_arguments(commands: Any, example: str) -> None:
     train.add_argument(
         "--resume", action="store_true", help="continue the run in the folder if there is one, else start it"
     )
-    train.add_argument(
-        "--minutes",
-        type=at_least(0, float),
-        metavar="N",
-        help="stop after N minutes; continue later with --resume (default: no limit)",
+    add_number(
+        train, "--minutes", "stop after N minutes; continue later with --resume", "no limit", least=0, kind=float
     )
     add_torch_arguments(train)
     train.add_argument(
@@ -54,16 +109,9 @@ def add_training_arguments(commands: Any, example: str) -> None:
     )
     sweep.set_defaults(to_continue=TO_CONTINUE)
     sweep.add_argument("--out", required=True, metavar="FOLDER", help="folder of the runs 00, 01, ... (required)")
-    sweep.add_argument(
-        "--restarts", type=at_least(1), default=10, metavar="N", help="number of runs (default: %(default)s)"
-    )
-    sweep.add_argument(
-        "--seed",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="seed from which learning rates and the seeds of the runs are drawn (default: %(default)s)",
-    )
+    add_number(sweep, "--restarts", "number of runs", 10, least=1)
+    drawn = "seed from which learning rates and the seeds of the runs are drawn"
+    add_number(sweep, "--seed", drawn, 0, least=0)
     add_sweep_arguments(sweep)
     for command in (train, sweep):
         command.add_argument(
@@ -78,44 +126,27 @@ def add_training_arguments(commands: Any, example: str) -> None:
 
 def add_torch_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for threads and device."""
-    parser.add_argument(
-        "--threads", type=at_least(1), metavar="N", help="number of CPU threads (default: chosen by PyTorch)"
-    )
+    add_number(parser, "--threads", "number of CPU threads", "chosen by PyTorch", least=1)
     parser.add_argument("--device", default="cpu", help="PyTorch device, such as cpu or cuda (default: %(default)s)")
 
 
 def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that train many runs: their time limits and where they run."""
-    parser.add_argument(
-        "--budget",
-        type=at_least(0, float),
-        metavar="MINUTES",
-        help="stop all runs after this many minutes; run the same command again to continue (default: no limit)",
-    )
-    parser.add_argument(
-        "--minutes-each",
-        type=at_least(0, float),
-        metavar="MINUTES",
-        help="total time limit of each run in minutes, including the time before it was resumed (default: no limit)",
-    )
-    parser.add_argument(
-        "--processes",
-        type=at_least(1),
-        metavar="N",
-        help="number of runs at the same time, with one thread each (default: number of cores)",
-    )
+    for name, meaning in (
+        ("--budget", "stop all runs after this many minutes; run the same command again to continue"),
+        ("--minutes-each", "total time limit of each run in minutes, including the time before it was resumed"),
+    ):
+        add_number(parser, name, meaning, "no limit", least=0, kind=float, metavar="MINUTES")
+    parallel = "number of runs at the same time, with one thread each"
+    add_number(parser, "--processes", parallel, "number of cores", least=1)
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
         help="address of a Ray cluster to run on, or `local` to start one here; needs stackattn[cluster] "
         "(default: local processes without Ray)",
     )
-    parser.add_argument(
-        "--memory",
-        type=at_least(0, float),
-        metavar="GB",
-        help="memory to reserve for each run on a cluster, in GB (default: 2)",
-    )
+    memory = "memory to reserve for each run on a cluster, in GB"
+    add_number(parser, "--memory", memory, "2", least=0, kind=float, metavar="GB")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

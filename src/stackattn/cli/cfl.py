@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .arguments import add_torch_arguments, add_training_arguments, at_least
+from .arguments import add_actions, add_evaluation, add_number, add_seed, add_training_arguments
 from .training import run_action
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    commands = add_actions(parser)
     add_training_arguments(commands, "figure-2/dyck/tf-nd")
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="measure the cross-entropy difference of a run's best model by string length",
-        description="Measure the cross-entropy difference of a run's best model on test strings of each length, and "
+    evaluate = add_evaluation(
+        commands,
+        "measure the cross-entropy difference of a run's best model by string length",
+        "Measure the cross-entropy difference of a run's best model on test strings of each length, and "
         "write it to RUN/test.json.",
     )
-    evaluate.add_argument("run", metavar="RUN", help="folder of a run")
     evaluate.add_argument(
         "--lengths",
         type=int,
@@ -27,13 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shortest and longest test string, in symbols (default: from the shortest training length to 1.25 times "
         "the longest; 40 to 100 for the paper's runs)",
     )
-    evaluate.add_argument(
-        "--per-length", type=at_least(1), default=100, metavar="N", help="strings of each length (default: %(default)s)"
-    )
-    evaluate.add_argument(
-        "--seed", type=at_least(0), default=0, metavar="N", help="seed of the test strings (default: %(default)s)"
-    )
-    add_torch_arguments(evaluate)
+    add_number(evaluate, "--per-length", "strings of each length", 100, least=1)
+    add_seed(evaluate, "the test strings")
 
 
 def run(args: argparse.Namespace) -> int:

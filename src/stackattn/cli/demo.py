@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..paper.configurations import CONFIGS, load_configuration
 from ..paper.names import LABELS
-from .arguments import TO_CONTINUE, at_least
+from .arguments import TO_CONTINUE, add_number, add_seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,16 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="out/demo", metavar="FOLDER", help="folder for runs, figure and report (default: %(default)s)"
     )
-    parser.add_argument(
-        "--epochs", type=at_least(1), metavar="N", help="number of epochs (default: from the configurations, 20)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="seed of the noise, the data and the training (default: %(default)s)",
-    )
+    add_number(parser, "--epochs", "number of epochs", "from the configurations, 20", least=1)
+    add_seed(parser, "the noise, the data and the training")
     parser.add_argument(
         "--configs",
         default=DEMO_CONFIGS,

@@ -15,49 +15,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lines import decode_lines, read_lines
+from .arguments import add_actions, add_number, add_output_file
 
 if TYPE_CHECKING:
     from stackattn.languages import Language
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    commands = add_actions(parser)
     commands.add_parser("list", help="the languages that have names, with their parameters")
 
     sample = commands.add_parser("sample", help="draw strings of given lengths")
     _language_arguments(sample)
     _length_arguments(sample, (40, 80))
-    sample.add_argument("-n", type=int, default=10, help="how many strings (default: %(default)s)")
-    sample.add_argument("--seed", type=int, default=0, help="seed of the generator (default: %(default)s)")
-    sample.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
+    add_number(sample, "-n", "how many strings", 10)
+    add_number(sample, "--seed", "seed of the generator", 0)
+    add_output_file(sample)
 
     score = commands.add_parser("score", help="ln p of each string of a file")
     _language_arguments(score)
     score.add_argument("file", metavar="FILE", help="strings, one per line; - reads the standard input")
-    score.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
+    add_output_file(score)
 
     show = commands.add_parser("show", help="a grammar's facts: symbols, rules, valid lengths, entropy")
     _language_arguments(show)
     _length_arguments(show, (40, 80))
     show.add_argument("--all", action="store_true", help="a line for every valid length, not just for three")
-    show.add_argument(
-        "--samples", type=int, default=200, help="sample size of entropy estimates (default: %(default)s)"
-    )
-    show.add_argument("--seed", type=int, default=0, help="seed of entropy estimates (default: %(default)s)")
-    show.add_argument(
-        "--parse", metavar="STRING", help="also draw the most probable parse tree of this string (default: none)"
-    )
-    show.add_argument(
-        "--after",
-        metavar="PREFIX",
-        help="also show the true next-symbol distribution after this prefix (default: none)",
-    )
+    add_number(show, "--samples", "sample size of entropy estimates", 200)
+    add_number(show, "--seed", "seed of entropy estimates", 0)
+    for name, metavar, shown in (
+        ("--parse", "STRING", "draw the most probable parse tree of this string"),
+        ("--after", "PREFIX", "show the true next-symbol distribution after this prefix"),
+    ):
+        show.add_argument(name, metavar=metavar, help=f"also {shown} (default: none)")
 
     write = commands.add_parser("write", help="write training, validation and test sets as text and JSON")
     _language_arguments(write)
     write.add_argument("out", type=Path, metavar="FOLDER", help="folder for the files")
     write.add_argument("--seed", type=int, required=True, help="seed of the training and validation sets")
-    write.add_argument("--test-seed", type=int, default=0, help="seed of the test set (default: %(default)s)")
+    add_number(write, "--test-seed", "seed of the test set", 0)
     for name, pair, strings in (
         ("lengths", (40, 80), "training and validation strings"),
         ("test-lengths", (40, 100), "test strings"),
@@ -76,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("batch-size", 10, "strings per batch"),
         ("test-per-length", 100, "test strings of each length"),
     ):
-        write.add_argument(f"--{name}", type=int, default=number, metavar="N", help=f"{meaning} (default: %(default)s)")
+        add_number(write, f"--{name}", meaning, number)
     write.add_argument("--force", action="store_true", help="replace files that exist")
 
 

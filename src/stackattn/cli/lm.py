@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import lm_prepare
-from .arguments import add_torch_arguments, add_training_arguments, at_least
+from .arguments import (
+    add_actions,
+    add_corpus_of_run,
+    add_evaluation,
+    add_number,
+    add_output_file,
+    add_torch_arguments,
+    add_training_arguments,
+)
 from .training import run_action
 
 if TYPE_CHECKING:
@@ -19,56 +27,28 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    commands = add_actions(parser)
     lm_prepare.add_arguments(commands)
     add_training_arguments(commands, "table-2/ptb/tf-nd")
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="measure the perplexity of a run's best model",
-        description="Measure the perplexity of a run's best model. Results on the test set of the run's own corpus are "
+    evaluate = add_evaluation(
+        commands,
+        "measure the perplexity of a run's best model",
+        "Measure the perplexity of a run's best model. Results on the test set of the run's own corpus are "
         "written to RUN/test.json.",
     )
-    evaluate.add_argument("run", metavar="RUN", help="folder of a run")
-    evaluate.add_argument(
-        "--split",
-        choices=("train", "validation", "test"),
-        default="test",
-        help="part of the corpus: train, validation or test (default: %(default)s)",
-    )
-    evaluate.add_argument("--data", metavar="FOLDER", help="folder of the corpus (default: from the run)")
+    add_corpus_of_run(evaluate, ("train", "validation", "test"))
     generate = commands.add_parser(
         "generate", help="sample sentences from a model", description="Sample sentences from a model."
     )
-    generate.add_argument(
-        "--number", type=at_least(1), default=10, metavar="N", help="number of sentences (default: %(default)s)"
-    )
+    add_number(generate, "--number", "number of sentences", 10, least=1)
     generate.add_argument("--prompt", default="", metavar="TEXT", help="first words of every sentence (default: none)")
-    generate.add_argument(
-        "--max-length",
-        type=at_least(1),
-        default=100,
-        metavar="N",
-        help="maximum number of tokens after the prompt (default: %(default)s)",
-    )
-    generate.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="temperature of the softmax; less than 1 favours likely tokens (default: %(default)s)",
-    )
-    generate.add_argument(
-        "--top-k", type=int, metavar="K", help="sample only from the K most likely tokens (default: all)"
-    )
-    generate.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample only from the most likely tokens with total probability P (default: all)",
-    )
-    generate.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random numbers (default: %(default)s)"
-    )
+    add_number(generate, "--max-length", "maximum number of tokens after the prompt", 100, least=1)
+    temperature = "temperature of the softmax; less than 1 favours likely tokens"
+    add_number(generate, "--temperature", temperature, 1.0, kind=float, metavar="T")
+    add_number(generate, "--top-k", "sample only from the K most likely tokens", "all", metavar="K")
+    share = "sample only from the most likely tokens with total probability P"
+    add_number(generate, "--top-p", share, "all", kind=float, metavar="P")
+    add_number(generate, "--seed", "seed of the random numbers", 0)
     score = commands.add_parser(
         "score",
         help="write the log-probabilities of tokens or sentences as TSV",
@@ -79,12 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file", metavar="FILE", help="one sentence per line, tokenised like the training text; - reads standard input"
     )
     score.add_argument("--sentences", action="store_true", help="write one row per sentence instead of one per token")
-    score.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
+    add_output_file(score)
     for command in (generate, score):
         command.add_argument(
             "--model", required=True, metavar="FOLDER", help="folder of a run, or of a saved model (required)"
         )
-    for command in (evaluate, generate, score):
         add_torch_arguments(command)
 
 

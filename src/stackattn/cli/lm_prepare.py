@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .arguments import add_number
+
 
 def add_arguments(commands: Any) -> None:
     treebank = commands.add_parser("prepare-ptb", help="prepare a corpus from a licensed copy of the Penn Treebank")
     treebank.add_argument(
         "treebank", type=Path, help="folder that contains wsj_NNNN.mrg files at any depth, or one file"
     )
-    treebank.add_argument("out", type=Path, help="folder of the corpus; must not exist")
     treebank.add_argument(
         "--split",
         metavar="80/10/10",
@@ -26,7 +27,6 @@ def add_arguments(commands: Any) -> None:
         plain.add_argument(
             split, type=Path, help=f"{split} set: text with one sentence per line; may be compressed (.gz)"
         )
-    plain.add_argument("out", type=Path, help="folder of the corpus; must not exist")
     plain.add_argument(
         "--drop-headings", action="store_true", help="drop lines such as ` = = Title = = ` (default: keep them)"
     )
@@ -35,15 +35,9 @@ def add_arguments(commands: Any) -> None:
         action="store_true",
         help="split each line into sentences (default: each line is one sentence)",
     )
-    plain.add_argument(
-        "--max-length", type=int, metavar="N", help="drop sentences of more than N tokens (default: keep all)"
-    )
-    plain.add_argument(
-        "--min-count",
-        type=int,
-        metavar="N",
-        help="replace tokens that occur fewer than N times in the training text (default: 2 for words, 1 for pieces)",
-    )
+    add_number(plain, "--max-length", "drop sentences of more than N tokens", "keep all")
+    rare = "replace tokens that occur fewer than N times in the training text"
+    add_number(plain, "--min-count", rare, "2 for words, 1 for pieces")
     plain.add_argument("--unknown", default="<unk>", help="token that replaces them (default: %(default)s)")
     plain.add_argument(
         "--pieces",
@@ -51,6 +45,8 @@ def add_arguments(commands: Any) -> None:
         help="split words into SentencePiece pieces: learn N pieces from the training text, or use the model in FILE "
         "(default: the tokens are words)",
     )
+    for command in (treebank, plain):
+        command.add_argument("out", type=Path, help="folder of the corpus; must not exist")
 
 
 def prepare_treebank(args: argparse.Namespace) -> int:

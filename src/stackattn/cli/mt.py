@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from . import mt_prepare
-from .arguments import add_torch_arguments, add_training_arguments, at_least
+from .arguments import (
+    add_actions,
+    add_corpus_of_run,
+    add_evaluation,
+    add_number,
+    add_torch_arguments,
+    add_training_arguments,
+)
 from .training import run_action
 
 CHUNK = 1000  # lines to read and sort by length before translating them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    commands = add_actions(parser)
     mt_prepare.add_arguments(commands)
     add_training_arguments(commands, "table-3/160/tf-nd")
     translate = commands.add_parser(
@@ -29,12 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     translate.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help="one sentence per line (default: standard input)"
     )
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="measure BLEU, chrF and perplexity of a run's best model",
-        description="Translate a test set with a run's best model and measure BLEU, chrF and perplexity.",
+    add_torch_arguments(translate)
+    evaluate = add_evaluation(
+        commands,
+        "measure BLEU, chrF and perplexity of a run's best model",
+        "Translate a test set with a run's best model and measure BLEU, chrF and perplexity.",
     )
-    evaluate.add_argument("run", metavar="RUN", help="folder of a run")
+    add_corpus_of_run(evaluate, ("validation", "test"))
     evaluate.add_argument(
         "--files",
         nargs=2,
@@ -42,37 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files to translate and to compare with (default: the split of the run's corpus)",
     )
     evaluate.add_argument(
-        "--split",
-        choices=("validation", "test"),
-        default="test",
-        help="part of the run's corpus: validation or test (default: %(default)s)",
-    )
-    evaluate.add_argument("--data", metavar="FOLDER", help="folder of the corpus (default: from the run)")
-    evaluate.add_argument(
         "--out",
         metavar="NAME",
         help="write the scores to NAME.json and the translations to NAME.txt (default: RUN/SPLIT; with --files, "
         "RUN/files)",
     )
     for command in (translate, evaluate):
-        command.add_argument(
-            "--beam", type=at_least(1), default=4, metavar="N", help="beam size (default: %(default)s)"
-        )
-        command.add_argument(
-            "--max-tokens",
-            type=at_least(1),
-            default=256,
-            metavar="N",
-            help="maximum length of a translation in tokens, including EOS (default: %(default)s)",
-        )
-        command.add_argument(
-            "--batch-tokens",
-            type=at_least(1),
-            default=2048,
-            metavar="N",
-            help="batch size in source tokens (default: %(default)s)",
-        )
-        add_torch_arguments(command)
+        add_number(command, "--beam", "beam size", 4, least=1)
+        longest = "maximum length of a translation in tokens, including EOS"
+        add_number(command, "--max-tokens", longest, 256, least=1)
+        add_number(command, "--batch-tokens", "batch size in source tokens", 2048, least=1)
 
 
 def run(args: argparse.Namespace) -> int:

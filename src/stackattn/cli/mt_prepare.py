@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .arguments import add_number
+
 
 def add_arguments(commands: Any) -> None:
     prepare = commands.add_parser(
@@ -34,9 +36,7 @@ def add_arguments(commands: Any) -> None:
         ("--pieces", int, 32_000, "number of pieces to learn; fewer are learned from a small text"),
         ("--threshold", int, 50, "number of times a language must contain a piece to use it"),
     ):
-        prepare.add_argument(
-            name, type=kind, default=default, metavar="N", help=f"{description} (default: %(default)s)"
-        )
+        add_number(prepare, name, description, default, kind=kind)
 
 
 def prepare(args: argparse.Namespace) -> int:

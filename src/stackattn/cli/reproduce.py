@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..paper.experiments import TARGETS, Target
-from .arguments import TO_CONTINUE, add_config_arguments, add_sweep_arguments, at_least
+from .arguments import TO_CONTINUE, add_actions, add_config_arguments, add_number, add_sweep_arguments, at_least
 from .training import print_unfinished, run_jobs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    targets = parser.add_subparsers(dest="action", metavar="TARGET", required=True)
+    targets = add_actions(parser, "TARGET")
     for name, target in TARGETS.items():
         what = "Train the missing runs and show all runs in the folder; `--budget 0` only shows them."
         description = f"{target.summary}. {what if target.trains else 'Nothing is trained.'}"
@@ -57,12 +57,8 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         metavar="FOLDER",
         help="folder of configurations, TASK/MODEL.yaml (default: the shipped ones, see `stackattn config list`)",
     )
-    command.add_argument(
-        "--job",
-        type=int,
-        metavar="N",
-        help="train only the N-th run, counted from 0, and show nothing: for array jobs of a cluster (default: all)",
-    )
+    one = "train only the N-th run, counted from 0, and show nothing: for array jobs of a cluster"
+    add_number(command, "--job", one, "all")
     add_config_arguments(command)
 
 
