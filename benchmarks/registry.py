@@ -70,6 +70,38 @@ CASES = {
             "step by step": Contender(partial(steps.nondeterministic_steps, backend="cpp")),
         },
     ),
+    "readings": Case(
+        "Readings of the nondeterministic stack, by their operator and as weights times values.",
+        "BTQSm",
+        (Shape(T=60, m=5), Shape(T=200, m=5)),
+        {
+            "readings": Contender(partial(steps.readings, fused=True)),
+            "weights times values": Contender(partial(steps.readings, fused=False)),
+        },
+    ),
+    "attention": Case(
+        "Causal softmax attention with four heads of m numbers, with dropout 0.1 and without.",
+        "BTm",
+        (Shape(T=61, m=8), Shape(T=25, m=32), Shape(T=200, m=64)),
+        {
+            f"{name}, dropout {rate}": Contender(partial(build, dropout=rate, **options))
+            for rate in (0.1, 0.0)
+            for name, build, options in (
+                ("cpp", steps.causal_softmax_attention, {"backend": "cpp"}),
+                ("PyTorch", steps.pytorch_attention, {}),
+            )
+        },
+    ),
+    "dropout": Case(
+        "Dropout of B T vectors of m numbers: alone, with a residual addition, and after a ReLU.",
+        "BTm",
+        (Shape(T=61, m=32), Shape(T=200, m=256)),
+        {
+            f"{kind}, {name}": Contender(partial(steps.dropout_step, kind=kind, fused=fused))
+            for kind in ("alone", "residual", "relu")
+            for name, fused in (("cpp", True), ("PyTorch", False))
+        },
+    ),
     "superposition": Case(
         "Readings of the superposition stack, beside the recurrence on vectors in plain PyTorch.",
         "BTm",

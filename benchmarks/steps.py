@@ -7,9 +7,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
+from torch.nn.functional import dropout as torch_dropout
 
-from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
+from stackattn import (
+    NondeterministicState,
+    SuperpositionState,
+    nondeterministic_readings,
+    nondeterministic_weights,
+    superposition_weights,
+)
+from stackattn.ops import causal_attention
+from stackattn.ops.dropout import dropout
 
 
 class Shape(NamedTuple):
@@ -96,6 +105,55 @@ def superposition(shape: Shape, backend: str) -> Step:
         return (superposition_weights(actions, backend=backend) @ values,)
 
     return _differentiated(function, [_actions(shape), torch.randn(B, T, m)], (B, T, m))
+
+
+def readings(shape: Shape, fused: bool) -> Step:
+    """Readings of the nondeterministic stack: by the operator for them, or as weights times values."""
+    B, T, Q, S, m = shape
+
+    def function(push: Tensor, replace: Tensor, pop: Tensor, values: Tensor) -> tuple[Tensor]:
+        if fused:
+            return (nondeterministic_readings(push, replace, pop, values),)
+        weights = nondeterministic_weights(push, replace, pop)
+        rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, T + 1)
+        return ((rows @ values).reshape(B, T, Q, S, m),)
+
+    return _differentiated(function, [*_transitions(shape), torch.randn(B, T + 1, m)], (B, T, Q, S, m))
+
+
+def causal_softmax_attention(shape: Shape, backend: str, dropout: float) -> Step:
+    """Four heads of m numbers each."""
+    B, T, m = shape.B, shape.T, shape.m
+    return _differentiated(
+        lambda packed: (causal_attention(packed, 4, dropout=dropout, backend=backend),),
+        [torch.randn(B, T, 3 * 4 * m)],
+        (B, T, 4 * m),
+    )
+
+
+def pytorch_attention(shape: Shape, dropout: float) -> Step:
+    """PyTorch's attention on the same packed input."""
+    B, T, m = shape.B, shape.T, shape.m
+
+    def function(packed: Tensor) -> tuple[Tensor]:
+        parts = (x.unflatten(-1, (4, -1)).transpose(1, 2) for x in packed.chunk(3, dim=-1))
+        return (scaled_dot_product_attention(*parts, dropout_p=dropout, is_causal=True).transpose(1, 2).flatten(2),)
+
+    return _differentiated(function, [torch.randn(B, T, 3 * 4 * m)], (B, T, 4 * m))
+
+
+def dropout_step(shape: Shape, kind: str, fused: bool) -> Step:
+    """Dropout of B T vectors of m numbers: "alone", with a "residual" addition, or after a "relu"."""
+    B, T, m = shape.B, shape.T, shape.m
+
+    def function(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor]:
+        if fused:
+            return (dropout(x, 0.1, residual=residual, relu=kind == "relu"),)
+        y = torch_dropout(x.relu() if kind == "relu" else x, 0.1)
+        return (y if residual is None else residual + y,)
+
+    count = 2 if kind == "residual" else 1
+    return _differentiated(function, [torch.randn(B, T, m) for _ in range(count)], (B, T, m))
 
 
 def superposition_full(shape: Shape, backend: str) -> Step:

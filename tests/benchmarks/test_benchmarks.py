@@ -75,10 +75,11 @@ def _row(contender, threads=2, total=1.0, T=60, **more):
 def test_a_whole_run_measures_every_target():
     results = {"total": 1.0, "multiply_adds": 1.0, "peak": 1.0, "process_peak": 1.0}
     rows = [
-        {"case": name, "contender": contender, "threads": 2, "shape": shape._asdict(), **results}
+        {"case": name, "contender": contender, "threads": threads, "shape": shape._asdict(), **results}
         for name, case in CASES.items()
         for shape in case.shapes
         for contender in case.contenders
+        for threads in (1, 2)
     ]
     missing = [target.text for target in targets.TARGETS if "not measured" in target.line(targets.Results(rows))]
     assert all("runs" in text and "runs" not in CASES for text in missing)

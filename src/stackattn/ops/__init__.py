@@ -2,10 +2,14 @@
 
 - superposition.py: `superposition_weights`
 - nondeterministic.py: `nondeterministic_weights`
+- readings.py: weights times values without the weights: `nondeterministic_readings`, `superposition_readings`
+- attention.py: causal softmax attention with dropout; dropout.py: dropout; lstm.py: an LSTM with a superposition stack
+- keep_mask.py: the random numbers of dropout
 - states.py: both stacks step by step; extension.py: the operator behind them, with its gradient
 - runs.py: single runs of the nondeterministic stack
 - reference.py: the paper's equations, literal and slow; the oracle of the tests
 - dispatch.py: the available backends, and which one to use
+- eager.py: whether tensors can go to the kernel without PyTorch's dispatcher
 - registration.py: registration with PyTorch (autograd, torch.compile, vmap)
 - checks.py: validation of arguments
 - lengths.py: the mask of valid steps
