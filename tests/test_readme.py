@@ -1,5 +1,7 @@
 """Runs the Python blocks and command lines of README and docs, except `make`, `pip` and `git`, and checks links."""
 
+import itertools
+import json
 import re
 import shlex
 import subprocess
@@ -25,20 +27,34 @@ def test_python(page):
     subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(found)], check=True, timeout=120)
 
 
+RUN_COMMANDS = """
+import json, sys
+from stackattn.cli import main
+
+for command in json.loads(sys.argv[1]):
+    print("$ stackattn", *command, flush=True)
+    if code := main(command):
+        sys.exit(f"exit code {code}")
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands(page, tmp_path):
+    """The `stackattn` commands of a page run in one process, because importing torch takes longer than most of them."""
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines]
     commands = [command for command in commands if command and command[0] not in NOT_RUN]
     if not commands:
         pytest.skip("no commands")
-    for name, *arguments in commands:
-        # the command installed with this Python, regardless of PATH
-        program = (
-            [sys.executable, *arguments] if name == "python" else [str(Path(sys.executable).parent / name), *arguments]
-        )
-        subprocess.run(program, check=True, cwd=tmp_path, timeout=600)
+    for name, group in itertools.groupby(commands, key=lambda command: command[0]):
+        arguments = [command[1:] for command in group]
+        if name == "stackattn":
+            arguments = [["-c", RUN_COMMANDS, json.dumps(arguments)]]
+        else:
+            assert name == "python", f"cannot run {name!r}"
+        for argument in arguments:
+            subprocess.run([sys.executable, *argument], check=True, cwd=tmp_path, timeout=600)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "src/stackattn/ops/NOTATION.md"], ids=lambda page: page.name)
