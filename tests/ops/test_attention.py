@@ -141,6 +141,13 @@ def test_repeatable_from_the_seed():
     assert torch.equal(after, torch.rand(1))
 
 
+def test_inference_mode():
+    x = inputs()
+    with torch.inference_mode():
+        found = seeded(causal_attention, x, 2, dropout=0.3)
+    assert torch.equal(found, seeded(causal_attention, x, 2, dropout=0.3))
+
+
 def test_arguments_that_are_not_contiguous():
     x = inputs(2, 7, 2, 3)
     other = torch.stack([x, x], dim=-1)[..., 0]

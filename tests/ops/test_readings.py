@@ -198,6 +198,29 @@ def test_backward_twice_and_checkpointing(stack):
 
 
 @all_stacks
+def test_saved_tensors_in_other_memory(stack):
+    """Hooks may move saved tensors to memory that is not aligned."""
+
+    def moved(x):
+        memory = torch.empty(x.numel() + 1, dtype=x.dtype)
+        return memory[1:].copy_(x.flatten()).view(x.shape)
+
+    inputs = arguments(stack, 2, 6)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, moved):
+        found = with_gradients(reading(stack, "cpp"), inputs)
+    expected = with_gradients(reading(stack, "cpp"), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_inference_mode():
+    for stack in STACKS:
+        inputs = arguments(stack, 2, 6)
+        with torch.inference_mode():
+            found = read(stack, *inputs)
+        assert torch.equal(found, read(stack, *inputs))
+
+
+@all_stacks
 def test_functional_transforms(stack):
     inputs = [x.unflatten(0, (2, 3)) for x in arguments(stack, 6, 5)]
     lengths = torch.tensor([[5, 0, 3], [1, 2, 4]])

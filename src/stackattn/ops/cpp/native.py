@@ -165,6 +165,7 @@ def readings_backward(
     wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
     grad_steps, grad_values = torch.empty_like(wide), torch.empty_like(vectors)
     arguments = _ACTIONS if superposition else _TRANSITIONS
+    kept = None if kept is None else _aligned(kept)
     grads = _readable(grad.to(steps.dtype)), grad_steps, grad_values
     _call("readings_backward", arguments, lengths, wide, vectors, superposition, kept, *grads)
     return grad_steps.to(steps.dtype), grad_values.to(values.dtype)
