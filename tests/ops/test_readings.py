@@ -45,7 +45,7 @@ def reading(stack, backend, lengths=None):
 @pytest.mark.parametrize(
     ("stack", "T", "m"),
     [(stack, T, 3) for stack in STACKS for T in (0, 1, 2, 7, 8, 9)]
-    + [(Nondeterministic(2, 2), 5, m) for m in (1, 7, 8, 15)]
+    + [(stack, 5, m) for stack in (Superposition(), Nondeterministic(2, 2)) for m in (1, 7, 8, 15, 16, 17, 40)]
     + [(Nondeterministic(Q, S), 5, 2) for Q, S in [(1, 1), (2, 3), (4, 2), (5, 1)]],
 )
 def test_readings_are_weights_times_values(stack, T, m, backend):

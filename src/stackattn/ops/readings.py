@@ -65,7 +65,7 @@ def nondeterministic_readings(
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     _check_values(values, log_push, log_push.shape[1] + 1)
     backend = choose(backend, log_push.device)
-    if backend == "cpp":
+    if backend == "cpp" and _pays(values):
         return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
     weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, backend=backend)
     values = _without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
@@ -76,7 +76,7 @@ def nondeterministic_readings(
 
 def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
     """`nondeterministic_readings` of transitions in one tensor, (B, T, Q, S, Q S + Q S + Q)."""
-    if choose("auto", transitions.device) == "cpp":
+    if choose("auto", transitions.device) == "cpp" and _pays(values):
         checks.check_lengths(lengths, transitions)
         return _readings(transitions, values, lengths)
     return nondeterministic_readings(*split_transitions(transitions), values, lengths)
@@ -109,7 +109,7 @@ def superposition_readings(
     checks.check_actions(actions, lengths)
     _check_values(values, actions, actions.shape[1])
     backend = choose(backend, actions.device)
-    if backend == "cpp":
+    if backend == "cpp" and _pays(values):
         return _readings(actions, values, lengths)
     weights = superposition_weights(actions, lengths, backend=backend)
     return weights @ _without_padding(values, lengths, actions.shape[1]).to(weights.dtype)
@@ -121,6 +121,12 @@ def _check_values(values: Tensor, actions: Tensor, rows: int) -> None:
         raise ValueError(f"values: expected shape ({actions.shape[0]}, {rows}, m), got {tuple(values.shape)}")
     if values.device != actions.device:
         raise ValueError(f"values: expected device {actions.device} like the other arguments, got {values.device}")
+
+
+def _pays(values: Tensor) -> bool:
+    """Whether the kernel's readings are faster than weights times values: the kernel computes in float64, PyTorch's
+    product in the dtype of the values, so values longer than the sequence are better multiplied."""
+    return values.shape[2] <= max(values.shape[1], 16)
 
 
 def _without_padding(values: Tensor, lengths: Tensor | None, T: int) -> Tensor:
