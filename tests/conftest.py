@@ -1,9 +1,9 @@
-"""Every test runs with nan in fresh memory: what reads before it writes is found out."""
+"""Fixtures of all tests: one thread, nan in uninitialised memory, and seeded random numbers."""
 
 import os
 
-# Before torch is imported, and for the processes that tests start: small tensors want one thread, and as many as there
-# are test processes would be in each other's way.
+# Set before torch is imported, and inherited by processes that tests start: with small tensors, the threads of parallel
+# test processes would only compete.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -12,13 +12,13 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    """The tensors of tests are small: more threads only wait for each other."""
+    """Small tensors do not benefit from several threads."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory():
-    """torch.empty and its relatives give nan, also deep inside PyTorch."""
+    """Fill uninitialised memory, such as that of torch.empty, with nan: reading it before writing makes a test fail."""
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
@@ -27,7 +27,7 @@ def _poisoned_memory():
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
-    """For whoever draws without a generator of its own, alone or in any order."""
+    """Seed the global generator, so that results do not depend on the order of tests."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
@@ -35,7 +35,7 @@ def _same_random_numbers():
 
 @pytest.fixture
 def without_onednn():
-    """Its bfloat16 kernels end the process on virtual machines that announce AMX and then forbid it."""
+    """Disable oneDNN: its bfloat16 kernels crash on virtual machines that announce AMX but do not permit it."""
     enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags does this too, with a warning
     torch._C._set_mkldnn_enabled(False)
     yield

@@ -15,7 +15,7 @@ class Unsettled(Exception):
 
 
 def string_distribution(grammar: PCFG, longest: int, rounds: int = 3000) -> dict[tuple[str, ...], float]:
-    """p(w) of all strings up to a length: the least solution of the grammar's equations, by iterating them from 0."""
+    """Compute p(w) for all strings up to a length: iterate the grammar's equations from 0 to their least solution."""
     strings = [w for n in range(longest + 1) for w in itertools.product(grammar.symbols, repeat=n)]
     index = {w: i for i, w in enumerate(strings)}
     triples = [(index[z[:k]], index[z[k:]], i) for i, z in enumerate(strings) for k in range(len(z) + 1)]
@@ -39,7 +39,7 @@ def string_distribution(grammar: PCFG, longest: int, rounds: int = 3000) -> dict
 
 
 def derivations(grammar: PCFG, string: tuple[str, ...]) -> list[tuple[Fraction, tuple]]:
-    """All derivation trees of a string with exact probabilities; the grammar must have finitely many."""
+    """Return all derivation trees of a string with exact probabilities; there must be finitely many."""
     nonterminals = set(grammar.nonterminals)
     memory: dict[tuple[str, tuple[str, ...]], list[tuple[Fraction, tuple]]] = {}
     shortest = {**dict.fromkeys(nonterminals, math.inf), **dict.fromkeys(grammar.symbols, 1)}
@@ -65,7 +65,7 @@ def derivations(grammar: PCFG, string: tuple[str, ...]) -> list[tuple[Fraction, 
             if not w or w[0] != rhs[0]:
                 return []
             return [(p, (rhs[0], *rest)) for p, rest in sequences(rhs[1:], w[1:])]
-        # What must still follow bounds the part, which keeps recursion from running in circles.
+        # The remaining symbols need room, so the first part is bounded; this makes the recursion finite.
         follow = sum(shortest[symbol] for symbol in rhs[1:])
         return [
             (p * q, (tree, *rest))
@@ -84,7 +84,7 @@ def entropy(probabilities: list[float]) -> float:
 
 
 def nested(tree) -> tuple:
-    """A `Tree` in the form that `derivations` gives."""
+    """Convert a `Tree` to the form that `derivations` returns."""
     return (tree.label, *(child if isinstance(child, str) else nested(child) for child in tree.children))
 
 
@@ -104,7 +104,7 @@ def any_grammars(draw, terminals: str = "ab") -> PCFG:
 def finite_grammars(draw, terminals: str = "ab") -> PCFG:
     """Grammars in which each string has finitely many derivations, empty and unary rules included.
 
-    A rule without terminals only has nonterminals later in the list, so that it cannot lead back to itself.
+    The nonterminals of a rule without terminals come later in the list, so the rule cannot lead back to itself.
     """
     names = [f"N{i}" for i in range(draw(st.integers(1, 3)))]
     rules = []

@@ -1,4 +1,4 @@
-"""The closure keeps the grammar's distribution: compared with fixed-point iteration and closed forms."""
+"""The closure preserves the grammar's distribution: compared with fixed-point iteration and closed forms."""
 
 import itertools
 import math
@@ -42,20 +42,20 @@ def test_random_grammars(grammar):
         "S -> S 'a' [0.3] | 'b' [0.7]",  # left recursion
         "S -> A [0.5] | 'a' [0.5]\nA -> S [0.9] | 'b' [0.1]",  # a unary cycle
         "S -> S [0.9] | 'a' S [0.05] | [0.05]",
-        "S -> A B S [0.4] | 'a' [0.6]\nA -> [0.5] | 'b' [0.5]\nB -> A A [0.3] | [0.7]",  # empty parts all around
+        "S -> A B S [0.4] | 'a' [0.6]\nA -> [0.5] | 'b' [0.5]\nB -> A A [0.3] | [0.7]",  # many empty parts
         "S -> S S [0.7] | 'a' [0.2] | [0.1]",  # supercritical, with empty strings
         "S -> S S S [0.4] | 'a' [0.5] | 'b' [0.1]",
-        "S -> A [0.5] | 'a' [0.5]\nA -> A 'a' [1]\nB -> 'b' [1]",  # A derives nothing, B is unreachable
+        "S -> A [0.5] | 'a' [0.5]\nA -> A 'a' [1]\nB -> 'b' [1]",  # A derives no string, B is unreachable
         "S -> A [0.5] | 'a' [0.5]\nA -> B [1]\nB -> A [1]",  # a cycle that never ends
         "S -> X 'a' X [1]\nX -> X X [0.3] | [0.6] | 'b' [0.1]",
     ],
 )
-def test_grammars_with_a_difficulty(text):
+def test_difficult_grammars(text):
     check_against_iteration(PCFG.from_text(text), 5)
 
 
-def test_unary_cycles_are_summed_not_cut():
-    # Each round of the cycle has probability 1 - 1e-9: a cut-off sum would need 10^10 terms.
+def test_unary_cycles_are_summed_exactly():
+    # Each round of the cycle has probability 1 - 1e-9: a truncated sum would need 10^10 terms.
     grammar = PCFG.from_text("S -> A [999999999/1000000000] | 'a' [1/1000000000]\nA -> S")
     assert grammar.log_prob("a") == pytest.approx(0.0, abs=1e-15)
 
@@ -69,7 +69,7 @@ def test_closure_in_decimals_and_in_floats(monkeypatch):
         np.testing.assert_allclose(getattr(floats, name), getattr(exact, name), rtol=1e-14, atol=1e-15)
 
 
-def test_supercritical_grammar_keeps_its_missing_mass():
+def test_supercritical_grammar_has_missing_mass():
     # S -> S S [2/3] | a [1/3]: derivations end with probability 1/2, p(aⁿ) = Catalan(n-1) (2/3)^(n-1) (1/3)^n.
     grammar = PCFG.from_text("S -> S S [2/3] | 'a' [1/3]")
     for n in range(1, 9):
@@ -79,8 +79,8 @@ def test_supercritical_grammar_keeps_its_missing_mass():
 
 
 @pytest.mark.parametrize(("arity", "end"), [(2, "1/2"), (3, "2/3"), (4, "3/4")])
-def test_critical_empty_strings_to_machine_precision(arity, end):
-    # E has no children on average but one: a double root, at which plain arithmetic keeps only half of its digits.
+def test_critical_empty_strings_are_exact_to_machine_precision(arity, end):
+    # E has one child on average: a double root, where floating-point arithmetic loses half of its digits.
     text = f"S -> 'a' E\nE -> {'E ' * arity}[1/{arity}] | [{end}]"
     grammar = PCFG.from_text(text)
     assert grammar.log_prob("a") == pytest.approx(0.0, abs=1e-15)
@@ -108,7 +108,7 @@ def test_empty_string_and_empty_language():
     assert only_empty.valid_lengths(0, 3).tolist() == [0]
 
 
-def test_zero_weights_are_rules_that_never_happen():
+def test_rules_with_weight_zero():
     grammar = PCFG.from_text("S -> 'a' [1] | 'b' [0] | S S [0]")
     assert grammar.log_prob(["a", "b", "aa"]).tolist() == [0.0, -math.inf, -math.inf]
     assert grammar.symbols == ("a", "b")
@@ -125,7 +125,7 @@ def test_terminal_weights_below_the_range_of_floats():
     assert grammar.log_prob(["a", "ba"]) == pytest.approx([-400 * math.log(10), -400 * math.log(10) - math.log(2)])
 
 
-def test_all_strings_of_a_length_sum_to_the_length():
+def test_probabilities_of_all_strings_of_a_length_sum_to_that_of_the_length():
     grammar = PCFG.from_text(
         "S -> S S [0.4] | 'a' S 'b' [0.3] | A [0.2] | 'b' [0.1]\nA -> [0.2] | 'a' A A [0.3] | S [0.5]"
     )

@@ -1,4 +1,4 @@
-"""Probabilities of strings, prefixes and lengths, and entropies: compared with enumeration, also for tiny weights."""
+"""Probabilities of strings, prefixes and lengths, and entropies: compared with enumeration, even for tiny weights."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ def test_entropy_of_an_unambiguous_grammar_is_exact():
         assert found.value == pytest.approx(entropy(p.tolist()), abs=1e-12)
 
 
-def test_entropy_of_an_ambiguous_grammar_is_an_estimate_and_says_so():
+def test_entropy_of_an_ambiguous_grammar_is_marked_as_an_estimate():
     grammar = PCFG.from_text(AMBIGUOUS)
     with pytest.raises(ValueError, match="generator"):
         grammar.entropy(6)
@@ -60,7 +60,7 @@ def test_entropy_of_an_ambiguous_grammar_is_an_estimate_and_says_so():
         assert grammar.derivational_entropy(n) > exact + 4 * found.standard_error
 
 
-def test_without_ambiguity_the_estimate_has_no_error():
+def test_estimated_entropy_has_no_error_without_ambiguity():
     grammar = PCFG.from_text("S -> 'a' S 'a' [0.4] | 'b' S 'b' [0.3] | [0.3]")
     found = grammar.entropy(8, np.random.default_rng(0), n=50)
     assert not found.exact
@@ -69,7 +69,7 @@ def test_without_ambiguity_the_estimate_has_no_error():
 
 
 def test_derivational_entropy_counts_empty_and_unary_steps():
-    # a once; the derivations differ in the number of loops of S and of empty E's: two geometric distributions.
+    # The only string is a. Derivations differ in the number of loops of S and of E: two geometric distributions.
     grammar = PCFG.from_text("S -> S [0.25] | 'a' E [0.75]\nE -> E [0.5] | [0.5]")
 
     def geometric(p):
@@ -104,7 +104,7 @@ def test_prefixes_and_next_symbols_of_random_grammars(grammar):
     np.testing.assert_allclose(chances, expected, rtol=1e-7, atol=1e-10)
 
 
-def test_chain_of_next_symbols_is_the_probability_of_the_string():
+def test_product_of_next_symbol_probabilities_is_the_probability_of_the_string():
     grammar = padded_reversal()
     lengths = (10, 14)
     (string,) = grammar.sample(13, generator=np.random.default_rng(3))
@@ -114,7 +114,7 @@ def test_chain_of_next_symbols_is_the_probability_of_the_string():
     np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-12)
 
 
-def test_impossible_prefixes_and_lengths_are_named():
+def test_impossible_prefixes_and_lengths():
     grammar = dyck()
     assert grammar.prefix_log_prob(") (", (2, 10)) == -math.inf
     assert grammar.prefix_log_prob("(" * 6, (2, 10)) == -math.inf
@@ -153,8 +153,8 @@ def test_plain_and_logarithmic_charts_agree(monkeypatch):
     np.testing.assert_allclose(grammar.prefix_log_prob([s[:9] for s in strings], (10, 40)), prefix, rtol=1e-12)
 
 
-def test_a_grammar_that_can_go_from_anything_to_anything(monkeypatch):
-    # So many weights that the chart multiplies with their whole matrix.
+def test_a_dense_grammar(monkeypatch):
+    # With this many weights the chart uses a dense matrix product.
     generator = np.random.default_rng(0)
     names, terminals = [f"N{i}" for i in range(20)], [f"t{i}" for i in range(8)]
     rules = [(name, [terminals[i % 8]], 3.0) for i, name in enumerate(names)]
@@ -190,8 +190,8 @@ def test_long_ambiguous_strings_do_not_underflow(n):
     assert -1e-8 < grammar.log_prob_given_length("a" * n) <= 0.0
 
 
-def test_a_small_part_beside_a_large_one_does_not_underflow():
-    # Over the same symbols A is 10^2000 times less likely than B, and yet the string needs it.
+def test_parts_of_very_different_probability_do_not_underflow():
+    # On the same symbols, A is 10^2000 times less probable than B, but the string needs both.
     grammar = PCFG.from_text("S -> A B\nA -> 'a' A [1e-20] | 'x' [1]\nB -> 'a' B [0.5] | 'y' [0.5]")
     string = ["a"] * 100 + ["x"] + ["a"] * 100 + ["y"]
     expected = -100 * math.log(1e20 + 1) + math.log(1 / (1 + 1e-20)) + 101 * math.log(0.5)
@@ -199,7 +199,7 @@ def test_a_small_part_beside_a_large_one_does_not_underflow():
     assert grammar.prefix_log_prob(" ".join(string), (202, 202)) == grammar.log_prob_given_length(" ".join(string))
 
 
-def test_one_string_that_overflows_beside_one_that_does_not():
+def test_a_batch_with_one_string_out_of_range():
     grammar = PCFG.from_text("S -> 'b' S [0.6] | 'd' S [0.35] | 'c' [0.05]")
     n = 1300
     found = grammar.log_prob(["b" * n + "c", "d" * n + "c", "b" * n + "d"])
@@ -212,13 +212,13 @@ def test_probabilities_given_the_length_are_at_most_one():
     assert (grammar.log_prob_given_length(["a" * n for n in range(1, 80)]) <= 0).all()
 
 
-def test_nothing_to_score():
+def test_empty_batches():
     assert dyck().log_prob([]).shape == (0,)
     assert dyck().log_prob_given_length([]).shape == (0,)
     assert dyck().next_symbol_distribution([], (2, 4)).shape == (0, 5)
 
 
-def test_lengths_must_make_sense():
+def test_invalid_lengths():
     grammar = dyck()
     with pytest.raises(ValueError, match="lengths must be integers"):
         grammar.length_log_prob([2, -1])

@@ -1,4 +1,4 @@
-"""Numbers and rules of excessive size are refused at once by an error that names them."""
+"""Numbers and rules of excessive size are refused quickly, with an error that names them."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from stackattn.languages.notation import MAX_SYMBOLS
 
 @pytest.fixture(autouse=True)
 def limit():
-    """Each test takes at most five seconds of processor time; without the limits, minutes or all memory."""
+    """Each test takes at most five seconds of CPU time; without the limits it would take minutes or all memory."""
     start = time.process_time()
     yield
     assert time.process_time() - start < 5
@@ -57,7 +57,7 @@ def test_python_weights_with_too_many_digits(weight):
         PCFG([("S", ["a"], weight)], terminals="a")
 
 
-def test_the_largest_weights_are_exact():
+def test_weights_at_the_limit_are_exact():
     assert exact(f"1e-{MAX_DIGITS - 1}") == Fraction(1, 10 ** (MAX_DIGITS - 1))
     assert exact(" 1e0003 ") == 1000
     assert exact("9" * 3999) == 10**3999 - 1
@@ -79,7 +79,7 @@ def test_sums_of_weights_with_too_many_digits():
 
 @pytest.mark.parametrize("symbol", ["'a'", "T"])
 def test_long_rules(symbol):
-    """Longer than Python's stack is deep."""
+    """Rules longer than Python's recursion limit allows."""
     text = f"S -> {f'{symbol} ' * MAX_SYMBOLS}\nT -> 'a'"
     assert PCFG.from_text(text).log_prob("a" * 3) == -math.inf
     with pytest.raises(GrammarError, match=r"line 1: expected at most 500 symbols in a rule of .S., got 501"):
@@ -89,7 +89,7 @@ def test_long_rules(symbol):
 
 
 def test_deep_derivations():
-    """A chain of nonterminals, and a tree, deeper than Python's stack."""
+    """A chain of nonterminals and a tree deeper than Python's recursion limit allows."""
     chain = "\n".join(f"A{i} -> A{i + 1}" for i in range(300))
     assert PCFG.from_text(f"{chain}\nA300 -> 'a'").log_prob("a") == 0.0
     grammar = PCFG.from_text("S -> 'a' S | 'a'")

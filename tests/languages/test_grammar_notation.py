@@ -15,7 +15,7 @@ def test_text_and_python_rules_are_the_same_grammar():
     assert text.start == python.start == "S"
 
 
-def test_the_notation_in_full():
+def test_all_features_of_the_notation():
     grammar = PCFG.from_text(
         """
         # a comment, with 'quotes' -> and bars |
@@ -43,7 +43,7 @@ def test_text_round_trip():
     assert (again.rules, again.start, again.symbols) == (grammar.rules, grammar.start, grammar.symbols)
 
 
-def test_strict_refuses_what_normalising_would_hide():
+def test_strict_refuses_weights_that_are_not_normalised():
     PCFG.from_text("S -> 'a' [0.1] | 'b' [0.2] | 'c' [0.7]", strict=True)
     with pytest.raises(GrammarError, match=r"line 2: the weights of 'T' sum to 0.9, not to 1"):
         PCFG.from_text("S -> T [1]\nT -> 'a' [0.4] | 'b' [0.5]", strict=True)
@@ -82,7 +82,7 @@ def test_strict_refuses_what_normalising_would_hide():
         ("S -> 'a' \\\n | X", "line 1: nonterminal 'X' has no rule"),
     ],
 )
-def test_malformed_text_names_line_and_symbol(text, message):
+def test_errors_of_text_name_line_and_symbol(text, message):
     with pytest.raises(GrammarError, match=message.replace("|", r"\|").replace("[", r"\[")):
         PCFG.from_text(text)
 
@@ -111,12 +111,12 @@ def test_errors_of_a_file_name_the_file(tmp_path):
         ([("S", ["a"], 1)], {"terminals": "a", "start": "T"}, GrammarError, "start: 'T' has no rule"),
     ],
 )
-def test_malformed_python_rules(rules, options, error, message):
+def test_errors_of_python_rules(rules, options, error, message):
     with pytest.raises(error, match=message):
         PCFG(rules, **options)
 
 
-def test_what_cannot_be_written_as_text_is_refused():
+def test_symbols_that_cannot_be_written_as_text():
     with pytest.raises(GrammarError, match='nonterminal "S\'" cannot be written'):
         PCFG([("S'", ["a"], 1)], terminals="a").to_text()
     with pytest.raises(GrammarError, match="both kinds of quotes"):

@@ -1,4 +1,4 @@
-"""Best parses: compared with the maximum over all derivations, and written as text."""
+"""Best parses: compared with the maximum over all derivations, and drawn as text."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ RANDOM = {"deadline": None, "derandomize": True, "suppress_health_check": [Healt
 
 
 def tree_log_prob(grammar: PCFG, tree: Tree) -> float:
-    """ln of the product of the best rules that could have made each node."""
+    """Return the log of the product of the heaviest rules that match each node."""
     weights: dict[tuple, float] = {}
     for lhs, rhs, weight in grammar.rules:
         weights[lhs, rhs] = max(weights.get((lhs, rhs), 0.0), float(weight))
@@ -30,7 +30,7 @@ def tree_log_prob(grammar: PCFG, tree: Tree) -> float:
 
 @settings(max_examples=100, **RANDOM)
 @given(finite_grammars())
-def test_best_parse_is_the_best_of_all(grammar):
+def test_best_parse_is_the_most_probable_derivation(grammar):
     for n in range(4):
         for w in itertools.product("ab", repeat=n):
             found = derivations(grammar, w)
@@ -58,7 +58,7 @@ def test_best_parse_of_any_grammar_is_a_derivation(grammar):
                 assert parse.log_prob <= total + 1e-9
 
 
-def test_an_unlikely_first_rule_loses_to_a_longer_chain():
+def test_a_probable_chain_beats_an_improbable_rule():
     grammar = PCFG.from_text(
         "S -> 'a' [0.01] | A [0.99]\nA -> B [0.9] | 'b' [0.1]\nB -> 'a' E [1]\nE -> [0.6] | E E [0.4]"
     )
@@ -68,7 +68,7 @@ def test_an_unlikely_first_rule_loses_to_a_longer_chain():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_equal_rules_the_heaviest_is_taken(order):
+def test_the_heaviest_of_equal_rules_is_used(order):
     text = {
         "S": ["A A [0.8]", "A A [0.2]"][::order],
         "A": ["B [0.9]", "B [0.1]"][::order],
@@ -110,7 +110,7 @@ def test_trees_deeper_than_the_recursion_limit():
     assert len(tree.draw().splitlines()) == 2 * depth
 
 
-def test_a_sampled_string_of_the_hardest_language():
+def test_sampled_strings_of_the_hardest_language():
     grammar = hardest_cfl()
     for string in grammar.sample(40, 5, generator=np.random.default_rng(0)):
         parse = grammar.best_parse(string)

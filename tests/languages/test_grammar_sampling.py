@@ -19,7 +19,7 @@ GRAMMARS = {
 
 
 def chi_square_excess(counts: np.ndarray, expected: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic lies above its mean."""
+    """Return by how many standard deviations the chi-square statistic exceeds its mean."""
     rare = expected < 5
     counts = np.append(counts[~rare], counts[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())
@@ -61,7 +61,7 @@ def test_chi_square_of_the_tasks(grammar, length):
     assert excess(grammar, grammar, length, 5000, seed=0) < 4
 
 
-def test_chi_square_can_tell():
+def test_chi_square_detects_wrong_distributions():
     plain, published = padded_reversal(), padded_reversal(variant="published")
     other = PCFG.from_text(GRAMMARS["ambiguous"].replace("[0.2] | A A [0.2]", "[0.22] | A A [0.18]"))
     assert excess(PCFG.from_text(GRAMMARS["ambiguous"]), other, 5, 20000, seed=0) > 5
@@ -84,18 +84,18 @@ def test_samples_of_many_lengths_have_those_lengths_and_are_in_the_language():
     assert grammar.contains(strings).all()
 
 
-def test_a_seed_gives_the_same_strings_and_global_state_is_left_alone():
+def test_seeds_determine_samples_and_the_global_state_is_unchanged():
     grammar = hardest_cfl()
     before = np.random.get_state()[1].copy()
     first = grammar.sample(40, 20, generator=np.random.default_rng(7))
     assert (np.random.get_state()[1] == before).all()
-    np.random.seed(5)  # a user's own seed changes nothing
+    np.random.seed(5)  # the global seed has no effect
     again = hardest_cfl().sample(40, 20, generator=np.random.default_rng(7))
     assert (first == again).all()
     assert (first != grammar.sample(40, 20, generator=np.random.default_rng(8))).any()
 
 
-def test_samples_do_not_depend_on_what_was_asked_before():
+def test_samples_do_not_depend_on_earlier_calls():
     fresh, used = dyck(), dyck()
     used.length_log_prob(200)
     used.log_prob("( )")
@@ -111,7 +111,7 @@ def test_empty_strings_and_empty_samples():
     assert [s.tolist() for s in grammar.sample_lengths([0, 2, 0, 1], generator)] == [[], [0, 0], [], [0]]
 
 
-def test_the_ends_of_the_unit_interval_never_draw_an_impossible_choice():
+def test_choices_with_probability_zero_are_never_drawn():
     sums = np.cumsum([[0.0, 0.0, 0.3, 0.0, 0.7, 0.0], [0.1, 0.2, 0.3, 0.4, 0.0, 0.0]], axis=1)
     row = np.array([0, 0, 0, 0, 1, 1, 1])
     uniform = np.array([0.0, 0.29, 0.31, np.nextafter(1, 0), 0.0, 0.61, np.nextafter(1, 0)])

@@ -22,7 +22,7 @@ from stackattn.languages import (
 from stackattn.languages.datasets import write_atomically
 
 
-def test_training_sets_as_the_paper_makes_them():
+def test_training_sets_have_the_papers_sizes():
     train, validation = training_sets(marked_reversal(), seed=3)
     assert (len(train), len(validation)) == (10_000, 1_000)
     assert (len(train.batches), len(validation.batches)) == (1000, 100)
@@ -50,7 +50,7 @@ def test_seeds():
     for a, b in zip(first, again, strict=True):
         assert all((x == y).all() for x, y in zip(a.batches, b.batches, strict=True))
     assert any(x.shape != y.shape or (x != y).any() for x, y in zip(first[0].batches, other[0].batches, strict=True))
-    # The validation set goes on where the training set ended, and is not a copy of it.
+    # The validation set uses the random numbers after those of the training set: it is not a copy.
     assert any(x.shape != y.shape or (x != y).any() for x, y in zip(first[0].batches, first[1].batches, strict=False))
 
 
@@ -90,7 +90,7 @@ def test_lower_bound_is_the_mean_of_the_scores():
     ],
     ids=str,
 )
-def test_files_come_back_as_they_were(made, tmp_path):
+def test_save_and_load(made, tmp_path):
     saved = sample_batches(made, (0, 12), 12, 3, np.random.default_rng(0))
     saved.about["note"] = "hello"
     saved.save(tmp_path / "deep" / "train.v1")
@@ -107,7 +107,7 @@ def test_files_come_back_as_they_were(made, tmp_path):
     np.testing.assert_allclose(scores, saved.log_probs, atol=1e-12)
 
 
-def test_files_are_plain(tmp_path):
+def test_contents_of_files(tmp_path):
     found = Dataset(get_language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]]), np.array([[0, 2, 3, 1]])])
     found.save(tmp_path / "d")
     assert (tmp_path / "d.txt").read_text() == "( )\n[ ]\n( [ ] )\n"
@@ -121,7 +121,7 @@ def test_files_are_plain(tmp_path):
     assert about["lower_bound"]["with_length_term"] == found.lower_bound()
 
 
-def test_damaged_files_are_refused_by_name_and_line(tmp_path):
+def test_errors_of_damaged_files_name_file_and_line(tmp_path):
     found = Dataset(get_language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]])])
     found.save(tmp_path / "d")
     (tmp_path / "d.txt").write_text("( )\n")

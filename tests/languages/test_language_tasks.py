@@ -1,4 +1,4 @@
-"""The named languages: recorded numbers, the published variant, closed forms, and the controls."""
+"""The named languages: recorded numbers, the published variant, closed forms, and the companion languages."""
 
 import itertools
 import json
@@ -71,13 +71,13 @@ def test_valid_lengths(name, train, test, parity):
 
 
 @pytest.mark.parametrize("name", [*PAPER[:4], pytest.param(PAPER[4], marks=pytest.mark.slow)])
-def test_published_bounds_within_the_error_of_their_samples(name):
+def test_published_bounds_within_sampling_error(name):
     grammar = get_language(name, variant="published")
     generator = np.random.default_rng(0)
     for length, published in PUBLISHED_BINS[name]:
         n = 300
         scores = -grammar.log_prob_given_length(grammar.sample(length, n, generator=generator)) / (length + 1)
-        # The published figure is itself the mean of 100 strings.
+        # The published figure is also a mean over 100 strings.
         error = scores.std(ddof=1) * math.sqrt(1 / n + 1 / 100) + 1e-6
         assert abs(scores.mean() - published) < 3 * error
         entropy = grammar.entropy(length, generator, n=50)
@@ -108,7 +108,7 @@ def test_closed_forms_of_reversal(make, odd, variant):
 
 
 def test_published_variant_is_the_plain_grammar_without_unary_roots():
-    # One-group Dyck strings disappear; the others keep their relative probabilities, length by length.
+    # Dyck strings with one group are excluded; the others keep their relative probabilities at each length.
     plain, published = dyck(mean_depth=3), dyck(mean_depth=3, variant="published")
     assert published.valid_lengths(0, 5).tolist() == [4]
     assert plain.valid_lengths(0, 5).tolist() == [2, 4]
@@ -122,7 +122,7 @@ def test_published_variant_is_the_plain_grammar_without_unary_roots():
 
 
 def _groups(string: list[str]) -> int:
-    """The number of top-level groups of a balanced string; 0 if it is not balanced."""
+    """Return the number of top-level groups of a balanced string; 0 for other strings."""
     stack, count = [], 0
     for symbol in string:
         if symbol in "([":
@@ -134,7 +134,7 @@ def _groups(string: list[str]) -> int:
     return 0 if stack else count
 
 
-def test_share_of_dyck_strings_that_the_published_variant_leaves_out():
+def test_share_of_dyck_strings_that_the_published_variant_excludes():
     plain = dyck()
     for length, share in ((40, 0.80), (100, 0.77)):
         whole = math.exp(plain.length_log_prob(length))
@@ -153,7 +153,7 @@ def test_published_padded_reversal_has_a_nested_pair():
         assert published.log_prob_given_length(strings)[0] < padded_reversal().log_prob_given_length(strings)[0]
 
 
-def test_parameters_are_the_rules_of_the_fact_sheet():
+def test_default_parameters_give_the_papers_rules():
     c = {r[:2]: r.weight for r in hardest_cfl().rules}
     assert c["Q", ("L", ";", "R")] == Fraction(1, 4)
     assert c["S", ("S", "Q", "T")] == Fraction(3, 5)
@@ -180,7 +180,7 @@ def test_more_symbols():
 
 
 @pytest.mark.parametrize("make", [marked_reversal, unmarked_reversal, dyck])
-def test_declared_unambiguous_and_so(make):
+def test_grammars_declared_unambiguous_are_unambiguous(make):
     grammar = make()
     assert grammar.unambiguous
     for n in range(6):
@@ -194,7 +194,7 @@ def test_padded_reversal_is_ambiguous():
     assert len(derivations(grammar, tuple("01110"))) > 1
 
 
-def test_names_and_parameters_with_suggestions():
+def test_errors_of_names_and_parameters():
     assert get_language("dyck", k=3).symbols == dyck(k=3).symbols
     with pytest.raises(ValueError, match=r"no language 'dyk' \(did you mean 'dyck'\?\)"):
         get_language("dyk")
@@ -225,7 +225,7 @@ COMPANION_STRINGS = {
 
 
 @pytest.mark.parametrize("name", COMPANIONS)
-def test_companions_against_enumeration(name):
+def test_companions_equal_enumeration(name):
     found = get_language(name)
     words = {n: list(itertools.product("01", repeat=n)) for n in range(5)}
     if name == "count-3":
@@ -245,7 +245,7 @@ def test_companions_against_enumeration(name):
         if length and length <= 6:
             everything = np.array(list(itertools.product(range(len(found.symbols)), repeat=length)))
             assert found.contains(everything).sum() == len(strings)
-    # Prefixes: a sum over all members of the range.
+    # The probability of a prefix is a sum over all members in the range of lengths.
     lengths = [n for n in members if n <= 8]
     true = {tuple(w.split()): 1 / len(lengths) / len(members[n]) for n in lengths for w in members[n]}
     for prefix in {w[:k] for w in true for k in range(len(w) + 1)}:
@@ -256,7 +256,7 @@ def test_companions_against_enumeration(name):
         assert chances.sum() == pytest.approx(1.0, abs=1e-12)
 
 
-def test_companions_refuse_impossible_lengths():
+def test_companions_and_impossible_strings():
     with pytest.raises(ValueError, match="marked-copy has no strings of length 4"):
         get_language("marked-copy").sample(4, generator=np.random.default_rng(0))
     assert (

@@ -1,4 +1,4 @@
-"""Batches by tokens: each example once, within the budget, as full as possible, in an order given by the generator."""
+"""Batches by tokens: each example once, within the budget, as full as possible, in the generator's order."""
 
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ def test_each_example_is_in_one_batch_within_the_budget(examples, budget, seed):
         assert [lengths[i] for i in batch] == sorted(lengths[i] for i in batch)
     if generator is None:
         assert batches == in_order
-        for batch, following in pairwise(batches):  # as large as it can be
+        for batch, following in pairwise(batches):  # as large as possible
             assert (len(batch) + 1) * max(costs[i] for i in [*batch, following[0]]) > budget
 
 
@@ -34,10 +34,10 @@ def test_a_generator_shuffles_batches_and_examples_of_the_same_length():
     assert made[0] == made[1] != made[2]
     first = [lengths[batch[0]] for batch in made[0]]
     assert first != sorted(first)
-    assert sorted(map(sorted, made[0])) != sorted(map(sorted, made[2]))  # other examples meet in a batch
+    assert sorted(map(sorted, made[0])) != sorted(map(sorted, made[2]))  # batches contain other examples
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_invalid_budget():
     with pytest.raises(ValueError, match="budget: expected at least 1 token, got 0"):
         token_batches([1], [1], 0)
 

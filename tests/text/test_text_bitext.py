@@ -10,7 +10,7 @@ from stackattn.text.bitext import Filters, read_pairs, read_sentences, select
 
 @pytest.fixture
 def files(tmp_path):
-    """A function that writes two files of lines and returns their paths."""
+    """Function that writes two files of lines and returns their paths."""
 
     def write(source, target):
         paths = tmp_path / "text.de", tmp_path / "text.en"
@@ -88,7 +88,7 @@ def test_bad_encoding(tmp_path):
         list(read_sentences(path))
 
 
-def test_what_each_filter_drops(files):
+def test_filters_and_their_order(files):
     """A pair is counted under the first filter that it fails, in the paper's order."""
     pairs = [
         (" \u00a0", "."),  # blank before full stop
@@ -98,7 +98,7 @@ def test_what_each_filter_drops(files):
         ("a" * 10, "b" * 41),
         ("a" * 200, "b" * 20),  # ratio before length
         ("a" * 151, "b" * 100),
-        ("a" * 100, "b" * 150 + " "),  # with its spaces
+        ("a" * 100, "b" * 150 + " "),  # spaces count
         ("a" * 150, "b" * 38),
         ("a" * 10, "b" * 40),
         ("ok", "..."),
@@ -120,13 +120,13 @@ def test_what_each_filter_drops(files):
 
 
 def test_characters_are_counted_after_normalisation(files):
-    """The ligature is three letters."""
+    """A ligature counts as three characters."""
     assert len(select(*files(["ﬃ"], ["abc"]), Filters(max_characters=3)).pairs) == 1
     with pytest.raises(ValueError, match=r"none of 1 pairs passes the filters .*too long: 1"):
         select(*files(["ﬃ"], ["abc"]), Filters(max_characters=2))
 
 
-def test_a_sample_is_that_of_python(files):
+def test_sampling_equals_random_sample(files):
     lines = [f"{i}" if i % 3 else " " for i in range(100)]
     paths = files(lines, lines)
     kept = [(line, line) for line in lines if line.strip()]
@@ -140,9 +140,9 @@ def test_a_sample_is_that_of_python(files):
     found = select(*paths, Filters(), 20, 123, watch)
     assert found.pairs == random.Random(123).sample(kept, 20)
     assert found.counts()["kept"] == 66
-    assert len(seen) == 200  # read twice, so as to hold no more than the sample
+    assert len(seen) == 200  # read twice, so that only the sample is held in memory
     assert select(*paths, Filters(), 20, 5).pairs == random.Random(5).sample(kept, 20)
-    for sample in (66, 1000, None):  # no more than all, in their order
+    for sample in (66, 1000, None):  # at most all pairs, in their order
         assert select(*paths, Filters(), sample).pairs == kept
 
 

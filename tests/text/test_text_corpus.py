@@ -1,4 +1,4 @@
-"""Prepared corpora: a changed file is refused, corpora of earlier versions still load, and wrong folders are named."""
+"""Prepared corpora: changed files and other folders are refused, and corpora of earlier versions still load."""
 
 import json
 import multiprocessing
@@ -67,14 +67,14 @@ def test_a_shortened_split_is_refused(corpus, split):
             cls(folder).read_split(split)
 
 
-def test_a_changed_letter_is_refused(corpus):
+def test_a_changed_character_is_refused(corpus):
     cls, folder = corpus
     name = text_files(cls, "test")[0]
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(b"b" + data[1:] if data[:1] != b"b" else b"a" + data[1:])
     with pytest.raises(ValueError, match=rf"{name}: expected .* the file was changed after the corpus was prepared"):
         cls(folder).read_split("test")
-    cls(folder).read_split("train")  # only what is read is compared
+    cls(folder).read_split("train")  # only files that are read are verified
 
 
 def test_a_changed_tokenizer_is_refused(corpus):
@@ -86,7 +86,7 @@ def test_a_changed_tokenizer_is_refused(corpus):
         cls(folder).tokenizer()
 
 
-def test_the_report_must_agree_with_itself(corpus):
+def test_an_inconsistent_report_is_refused(corpus):
     cls, folder = corpus
     report = json.loads((folder / "report.json").read_text())
     changed = {**report, "fingerprint": "0" * 32}
@@ -101,7 +101,7 @@ def test_the_report_must_agree_with_itself(corpus):
             cls(folder)
 
 
-def test_the_fingerprint_knows_where_a_split_ends(tmp_path):
+def test_the_fingerprint_depends_on_the_splits_and_not_on_the_path(tmp_path):
     """The same text in the same order, divided differently, is another corpus; another path is not."""
     first, again = (MonolingualCorpus(write_words(tmp_path / name)).fingerprint for name in ("one", "two/deeper"))
     assert first == again
@@ -112,7 +112,7 @@ def test_the_fingerprint_knows_where_a_split_ends(tmp_path):
 
 
 def make_old(folder: Path) -> str:
-    """Turn a corpus into what earlier versions wrote, and return its old fingerprint, computed here a second time."""
+    """Convert a corpus to the format of earlier versions, and return its old fingerprint, computed independently."""
     import hashlib
 
     report = json.loads((folder / "report.json").read_text())
@@ -152,7 +152,7 @@ def test_corpora_of_earlier_versions(corpus):
 
 
 def test_a_hash_recorded_by_an_earlier_version(tmp_path):
-    """Written by the version before fingerprints, byte for byte."""
+    """The files are those of the version before fingerprints, byte for byte."""
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "vocabulary.json").write_text(
@@ -207,7 +207,7 @@ def test_missing_and_unknown_splits(corpus):
 
 
 def test_empty_and_uneven_files_of_earlier_versions(prepared, tmp_path):
-    """Their counts may be missing, so the readers check."""
+    """Reports of earlier versions may lack counts, so the readers count."""
     folder = shutil.copytree(prepared / "bitext", tmp_path / "bitext")
     (folder / "test.target").write_text("one\n")
     (folder / "validation.source").write_text("")
@@ -219,7 +219,7 @@ def test_empty_and_uneven_files_of_earlier_versions(prepared, tmp_path):
         BitextCorpus(folder).read_split("validation")
 
 
-def test_text_that_is_not_utf_8(prepared, tmp_path):
+def test_a_corpus_that_is_not_utf_8(prepared, tmp_path):
     folder = shutil.copytree(prepared / "bitext", tmp_path / "bitext")
     (folder / "test.source").write_bytes(b"eins\nzw\xe9i\n")
     write_json(folder / "report.json", {"digest": make_old(folder)})
@@ -250,8 +250,8 @@ def _prepare(files, folder, barrier, results):
         results.put(str(error))
 
 
-def test_two_processes_prepare_into_one_folder(tmp_path):
-    """Exactly one succeeds, the other one gets an error that names the folder, and the corpus is whole."""
+def test_two_processes_prepare_the_same_folder(tmp_path):
+    """Exactly one succeeds, the other gets an error that names the folder, and the corpus is complete."""
     files = {split: pair[0] for split, pair in write_pairs(tmp_path / "raw").items()}
     context = multiprocessing.get_context("fork")
     for i in range(5):

@@ -1,4 +1,4 @@
-"""Pieces: each language has its own, numbers follow the paper's order, and decoding inverts encoding."""
+"""Pieces: separate pieces for each language, ids in the paper's order, and decoding as the inverse of encoding."""
 
 import random
 import shutil
@@ -31,8 +31,8 @@ def pieces(tokenizer, side, text):
     return tokenizer._encoders[side].encode(text, out_type=str)
 
 
-def test_the_order_of_the_vocabulary(tokenizer):
-    """Target pieces, UNK, EOS, the source's other pieces, BOS, PAD: the softmax covers everything up to EOS."""
+def test_order_of_the_vocabulary(tokenizer):
+    """The order is: target pieces, UNK, EOS, other pieces of the source, BOS, PAD. The softmax ends at EOS."""
     seen = [{p for text in texts for p in pieces(tokenizer, side, text)} for side, texts in enumerate((SOURCE, TARGET))]
     assert tokenizer.target_types == sorted(seen[1])
     only = sorted(seen[0] - seen[1])
@@ -48,8 +48,8 @@ def test_the_order_of_the_vocabulary(tokenizer):
         assert tokenizer.decode(tokens.tolist()) == text
 
 
-def test_rare_pieces_are_divided(tokenizer):
-    """A language uses no piece that it has fewer than 120 times, except single characters."""
+def test_rare_pieces_are_split(tokenizer):
+    """A language uses only pieces that occur at least 120 times in it, and single characters."""
     every = _processor(tokenizer.pieces_model)
     divided = 0
     for side, texts in enumerate((SOURCE, TARGET)):
@@ -64,17 +64,17 @@ def test_rare_pieces_are_divided(tokenizer):
     assert divided > 3
 
 
-def test_what_was_never_seen_is_unknown(tokenizer):
+def test_unseen_characters_are_unknown(tokenizer):
     (tokens,) = tokenizer.encode_source(["der hund Ω"])
     assert tokens.tolist()[-1] == tokenizer.unk
-    (tokens,) = tokenizer.encode_target(["grün"])  # ü is a letter of the source alone: it cannot be predicted
+    (tokens,) = tokenizer.encode_target(["grün"])  # ü occurs only in the source and cannot be predicted
     assert tokenizer.unk in tokens.tolist()
     assert max(tokens) < tokenizer.output_size
     assert tokenizer.unk not in np.concatenate(tokenizer.encode_source(["grün"]))
     assert "⁇" in tokenizer.decode([tokenizer.unk])
 
 
-def test_saved_and_loaded(tokenizer, tmp_path):
+def test_save_and_load_pieces(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     again = PieceTokenizer.load(tmp_path)
     for name in ("encode_source", "encode_target"):
@@ -89,15 +89,15 @@ def test_saved_and_loaded(tokenizer, tmp_path):
         PieceTokenizer.load(tmp_path)
 
 
-def test_a_damaged_model_is_named(tokenizer, tmp_path):
+def test_error_of_a_damaged_model(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     (tmp_path / "pieces.model").write_bytes(b"\xff" * 40)
     with pytest.raises(ValueError, match=r"pieces.model: not a SentencePiece model"):
         PieceTokenizer.load(tmp_path)
 
 
-def test_learning_is_repeatable_and_limited_by_the_text():
-    first, again = (learn_pieces(SOURCE, TARGET)[0] for _ in range(2))  # far from 32,000 pieces
+def test_learning_is_deterministic_and_limited_by_the_text():
+    first, again = (learn_pieces(SOURCE, TARGET)[0] for _ in range(2))  # the text is too small for 32,000 pieces
     assert first.pieces_model == again.pieces_model
     assert (first.source_types, first.target_types) == (again.source_types, again.target_types)
     with pytest.raises(ValueError, match="size: expected at least 1 piece, got 0"):
@@ -110,7 +110,7 @@ def test_too_few_pieces():
 
 
 @pytest.mark.skipif(shutil.which("spm_encode") is None, reason="needs SentencePiece's command-line tools")
-def test_the_same_as_spm_encode(tokenizer, tmp_path):
+def test_equals_spm_encode(tokenizer, tmp_path):
     (tmp_path / "model").write_bytes(tokenizer.pieces_model)
 
     def encode(texts, *options):

@@ -1,4 +1,4 @@
-"""Plain text to sentences, and vocabularies of words and of pieces."""
+"""Sentences of plain text, and vocabularies of words and of pieces."""
 
 import gzip
 import os
@@ -18,7 +18,7 @@ from stackattn.text.vocabulary import Vocabulary, count_vocabulary
         "It ended . | He left",
         "Why ? | No ! | Yes .",
         'He said " It ended . " | She left .',
-        'He said " It ended . " and left .',  # goes on with a small letter
+        'He said " It ended . " and left .',  # continues with a lower-case letter
         '" It ended . | She left . " | He stayed .',
         "( It ended . ) | He left .",
         "It ended ... Or not",
@@ -46,7 +46,7 @@ def test_headings_blank_lines_and_long_sentences_are_counted():
     assert drop_long(sentences, None, counts) == sentences
 
 
-def test_files(tmp_path):
+def test_reading_files(tmp_path):
     content = "one\r\ntwo\u2028still two\n\nthree".encode()
     (tmp_path / "a.txt").write_bytes(content)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(content))
@@ -72,7 +72,7 @@ def test_vocabulary_of_words(tmp_path):
     assert sorted(x.name for x in tmp_path.iterdir()) == ["vocabulary.json"]
 
 
-def test_wrong_vocabularies(tmp_path):
+def test_invalid_vocabularies(tmp_path):
     with pytest.raises(ValueError, match="types: expected different types, got 'a' more than once"):
         Vocabulary(("a", "a"))
     with pytest.raises(ValueError, match="unknown: expected one of the types"):
@@ -108,7 +108,7 @@ def test_pieces(tmp_path):
     vocabulary.save(tmp_path)
     read = Vocabulary.load(tmp_path)
     tokens = read.split("the bonkers %")
-    assert tokens[-1] == "<unk>"  # a character that training does not have
+    assert tokens[-1] == "<unk>"  # a character that does not occur in the training text
     assert read.decode(read.encode(tokens[:-2])) == "the bonkers"
     with pytest.raises(ValueError, match="not a SentencePiece model"):
         Vocabulary(("a",), None, b"no").split("a")
@@ -117,7 +117,7 @@ def test_pieces(tmp_path):
         Vocabulary.load(tmp_path)
 
 
-def test_pieces_are_learned_from_the_longest_sentence_too():
+def test_pieces_are_learned_from_very_long_sentences():
     pytest.importorskip("sentencepiece")
     lines = ["the bonkers bank", "the banker bonks"] * 20
     model = train_model(lines, 30)
@@ -126,7 +126,7 @@ def test_pieces_are_learned_from_the_longest_sentence_too():
         assert not longer.is_unknown(longer.piece_to_id("é"))
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-    # models of ordinary text stay what they were, byte by byte
+    # the option is set only if a sentence is longer than its default
     assert not ModelProto.FromString(model).trainer_spec.HasField("max_sentence_length")
 
 
@@ -137,6 +137,6 @@ def test_wikitext_2():
     lines = list(read_lines(folder / "train.txt.gz"))
     whole = to_sentences(lines, drop_headings=False, split=False, counts=counts)
     assert counts.lines == 36718
-    assert sum(map(len, whole)) == 2051910  # as published
+    assert sum(map(len, whole)) == 2051910  # the published number
     parts = to_sentences(lines, drop_headings=False, split=True, counts=Counts())
     assert [x for sentence in parts for x in sentence] == [x for line in whole for x in line]

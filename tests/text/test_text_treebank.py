@@ -1,4 +1,4 @@
-"""The Penn Treebank: sections, oddities, vocabulary and layouts, with small hand-written trees."""
+"""The Penn Treebank: sections, special cases, vocabulary and file layouts, with small hand-written trees."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def trees(*sentences):
 
 
 def whole(folder, layout="{section}/wsj_{section}{number}.mrg", **changes):
-    """A treebank with the sections that matter; each file has a sentence with its own name in it."""
+    """Write a treebank with the sections that are used; each file has a sentence that contains the file's name."""
     files = {(f"{section:02d}", "00"): [f"the file {section:02d}00 ."] for section in (*range(2, 22), 23)}
     files |= {("24", number): [f"the file 24{number} ."] for number in ("22", "23", "24")}
     files[("00", "01")] = ["not for training"]
@@ -37,7 +37,7 @@ def whole(folder, layout="{section}/wsj_{section}{number}.mrg", **changes):
         "WSJ/{section}/WSJ_{section}{number}.MRG",
     ],
 )
-def test_sections_and_the_replaced_file(layout, tmp_path):
+def test_sections_and_the_replacement_file(layout, tmp_path):
     whole(tmp_path, layout)
     (tmp_path / "brown").mkdir()
     (tmp_path / "brown/cf01.mrg").write_text(trees("not the Journal"))
@@ -47,15 +47,15 @@ def test_sections_and_the_replaced_file(layout, tmp_path):
     assert [x[2] for x in splits["test"]] == ["2300"]
 
 
-def test_the_sentence_left_out(tmp_path):
+def test_the_omitted_sentence(tmp_path):
     whole(tmp_path, s0300=["# 200 million of notes", "# not the one"])
     splits, notes = read_sections(tmp_path, left_out=2)
     assert [x[0] for x in splits["train"]] == ["the", "#", *["the"] * 18]
     assert splits["train"][1][1] == "not"
     assert (notes["trees without words"], notes["training sentence left out"]) == (0, 2)
     counts = {f"{section:02d}": 1 for section in (*range(2, 22), 23)} | {"03": 2, "24": 3}
-    assert notes["sentences of sections"] == counts  # what the files have, whatever is left out
-    splits, notes = read_sections(tmp_path, left_out=1)  # begins with another word: it is not the one
+    assert notes["sentences of sections"] == counts  # counted before the omission
+    splits, notes = read_sections(tmp_path, left_out=1)  # it begins with another word, so it is kept
     assert len(splits["train"]) == 21
     assert notes["training sentence left out"] is None
 
@@ -67,7 +67,7 @@ def test_trees_without_words_are_counted(tmp_path):
     assert splits["train"][1] == ["words"]
 
 
-def test_missing_and_double_files(tmp_path):
+def test_missing_and_duplicate_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no \.mrg files"):
         find_files(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
@@ -85,7 +85,7 @@ def test_missing_and_double_files(tmp_path):
         read_sections(tmp_path)
 
 
-def test_the_replacing_file_is_missing(tmp_path):
+def test_a_missing_replacement_file(tmp_path):
     whole(tmp_path)
     (tmp_path / "24/wsj_2424.mrg").unlink()
     with pytest.raises(ValueError, match=r"section 24: expected the files .*, missing: wsj_2424\.mrg"):
@@ -110,7 +110,7 @@ def test_vocabulary():
     assert set(part.types) - set(vocabulary.types) == {"UNK"}
 
 
-def test_a_part_is_divided_in_order(tmp_path):
+def test_dividing_a_part_in_order(tmp_path):
     path = tmp_path / "part.mrg"
     path.write_text(trees(*(f"sentence {i}" for i in range(21))))
     splits, notes = read_part(path, [80, 10, 10])
@@ -121,7 +121,7 @@ def test_a_part_is_divided_in_order(tmp_path):
         divide([], [90, 10])
 
 
-def test_the_folder(tmp_path):
+def test_writing_a_corpus(tmp_path):
     splits = {"train": [["a", "a", "Bonk"]], "validation": [["a", "donk", "Honk"]], "test": [["a"]]}
     vocabulary = treebank_vocabulary(splits["train"], whole=False)
     report = write_monolingual(tmp_path / "data", splits, vocabulary, {"source": "here"})
@@ -133,7 +133,7 @@ def test_the_folder(tmp_path):
     read = corpus.tokenizer()
     assert read == vocabulary
     assert corpus.encode_split("train", read) == [[2, 2, 1]]  # UNK, UNK-INITC, a
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["data"]  # nothing is left behind
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["data"]  # no temporary files
     with pytest.raises(FileExistsError, match="data: already exists"):
         write_monolingual(tmp_path / "data", splits, vocabulary, {})
     other = write_monolingual(tmp_path / "other", splits | {"test": [["Bonk"]]}, vocabulary, {})
@@ -148,14 +148,14 @@ def test_the_folder(tmp_path):
             MonolingualCorpus(tmp_path / "other")
 
 
-def test_the_word_classes_is_a_word(tmp_path):
+def test_the_word_classes_is_an_ordinary_word(tmp_path):
     """`classes` is also the value of `unknown` that selects the classes of unknown words."""
     splits = {split: [["classes", "classes", "Bonk"]] for split in SPLITS}
     report = write_monolingual(tmp_path / "data", splits, treebank_vocabulary(splits["train"], whole=True), {})
     assert report["written"]["train"] == {"sentences": 1, "tokens": 3, "unknown": 1}
 
 
-def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
+def test_a_failed_write_leaves_no_folder(tmp_path):
     vocabulary = treebank_vocabulary([["a", "a"]], whole=True)
     with pytest.raises(ValueError, match="validation, sentence 2: 'b' is not in the vocabulary"):
         write_monolingual(
@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_expected_of_the_whole_treebank():
+def test_comparison_with_the_expected_counts():
     vocabulary = treebank_vocabulary([["a", "a", "Bonk"]], whole=False)
     written = {"train": {"sentences": 39831, "tokens": 3}, "test": {"sentences": 2415}}
     lines = penn_treebank.compare({"written": written, "sentences of sections": {"24": 1345}}, vocabulary)
@@ -178,7 +178,7 @@ def test_what_is_expected_of_the_whole_treebank():
     assert found["classes of unknown words"] == (66, 2)
 
 
-def test_files_of_sections_are_in_the_order_of_their_names():
+def test_files_of_a_section_are_sorted_by_name():
     files = [Path(x) for x in ("b/wsj_0301.mrg", "a/wsj_0302.mrg", "c/WSJ_0300.MRG", "wsj_0200.mrg", "wsj_02.mrg")]
     assert {k: [x.name.lower() for x in v] for k, v in by_section(files).items()} == {
         2: ["wsj_0200.mrg"],
@@ -187,9 +187,9 @@ def test_files_of_sections_are_in_the_order_of_their_names():
 
 
 @pytest.mark.skipif("STACKATTN_DATA" not in os.environ, reason="needs corpora in STACKATTN_DATA")
-def test_the_sample_of_nltk():
+def test_nltk_sample():
     folder = Path(os.environ["STACKATTN_DATA"]) / "ptb-nltk-sample"
     splits, notes = read_part(folder, [80, 10, 10])
     sentences = [x for split in splits.values() for x in split]
-    assert (len(sentences), sum(map(len, sentences))) == (3914, 94084)  # counted by another reader
+    assert (len(sentences), sum(map(len, sentences))) == (3914, 94084)  # counted by an independent reader
     assert notes["trees without words"] == 0

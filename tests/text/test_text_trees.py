@@ -45,7 +45,7 @@ def test_words_of_any_tree(trees, blank):
         ("\n \n", []),
     ],
 )
-def test_by_hand(text, expected):
+def test_hand_written_trees(text, expected):
     assert list(parse_sentences(text.split("\n"), "here")) == expected
 
 
@@ -70,12 +70,12 @@ def test_windows_line_ends(tmp_path):
         ("( (S a\n (NN b)) )", "here, line 2: expected one label before a bracket, got 'S a'"),
     ],
 )
-def test_errors_say_where(text, message):
+def test_errors_name_the_line(text, message):
     with pytest.raises(ValueError, match=message):
         list(parse_sentences(text.split("\n"), "here"))
 
 
-def test_not_text(tmp_path):
+def test_a_file_that_is_not_utf_8(tmp_path):
     path = tmp_path / "wsj_0200.mrg"
     path.write_bytes(b"( (NN caf\xe9) )")
     with pytest.raises(ValueError, match=r"wsj_0200\.mrg, line 1: not UTF-8: byte 0xe9 at column 10"):

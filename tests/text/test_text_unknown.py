@@ -1,4 +1,4 @@
-"""Classes of unknown words, by hand: one word for each rule and for each order of rules."""
+"""Classes of unknown words: a hand-written word for each rule, and for each precedence between rules."""
 
 import pytest
 
@@ -10,7 +10,7 @@ DICTIONARY = {"the", "shares", "bank"}
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("%%", "UNK"),  # nothing to see
+        ("%%", "UNK"),  # no feature applies
         ("Bank", "UNK-INITC-KNOWNLC"),
         ("Bonk", "UNK-INITC"),
         ("BONK", "UNK-CAPS"),
@@ -49,7 +49,7 @@ DICTIONARY = {"the", "shares", "bank"}
         ("Bonking", "UNK-INITC-ing"),
         ("X1bonked", "UNK-INITC-NUM"),  # digit and capital: no suffix
         ("1bonked", "UNK-LC-NUM-ed"),
-        ("Ébonk", "UNK-LC"),  # É is no letter
+        ("Ébonk", "UNK-LC"),  # only ASCII letters count
     ],
 )
 def test_classes(word, expected):

@@ -1,4 +1,4 @@
-"""Tiny runs, and processes that can be killed, for the tests of this folder."""
+"""Shared helpers: tiny runs, and processes that can be killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAINING = {"learning_rate": 0.02, "max_epochs": 3, "lr_patience": 1, "shuffle_s
 
 
 class Stopper:
-    """Does something after an evaluation."""
+    """Callback that calls `action` after evaluation number `at`."""
 
     def __init__(self, at, action):
         self.at, self.action = at, action
@@ -57,8 +57,14 @@ def tiny(model: str = "lstm", language: dict[str, Any] | None = None, **training
     return from_values(CFLConfig, values)
 
 
+def lines(folder: Path) -> int:
+    """Return the number of complete lines in metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def outcome(folder: Path) -> tuple[Any, ...]:
-    """All that a run has to repeat: metrics and result without the time, and the numbers of the best model."""
+    """Return everything that must be reproducible: metrics and result without times, and the best model."""
     run = TrainingRun(folder)
     result = run.result()
     times = ("seconds", "train_seconds", "memory")
@@ -68,7 +74,7 @@ def outcome(folder: Path) -> tuple[Any, ...]:
 
 
 def processes() -> Any:
-    """Real processes that start at once: forked from a server that has imported torch but not used it."""
+    """Return a context whose processes start quickly: a fork server has already imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stackattn.training.sweep", "stackattn.models"])
     return context

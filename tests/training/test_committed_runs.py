@@ -1,4 +1,4 @@
-"""Every run under experiments/results can be read: configuration, metrics, result, test and environment."""
+"""Every run in experiments/results can be read: configuration, metrics, result, test results and environment."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_committed_run(folder):
     assert run.state() is None
 
 
-def test_translation_leaves_the_stored_values_and_current_options_alone():
+def test_upgrade_changes_neither_its_argument_nor_current_options():
     stored = {"training": {"published": True}, "data": 3, "model": {"published": False, "kind": "lstm"}}
     before = json.dumps(stored)
     expected = {"training": {"plateau": "pytorch"}, "data": 3, "model": {"kind": "lstm", "stack_init": "xavier"}}

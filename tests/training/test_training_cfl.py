@@ -1,4 +1,4 @@
-"""The context-free-language task: what the loss and the differences are, and that seeds decide everything."""
+"""The task of context-free languages: loss, cross-entropy differences, and reproducibility from seeds."""
 
 import math
 
@@ -12,7 +12,7 @@ from stackattn.training.cfl import CFLTask, LanguageOptions, build_model, evalua
 
 
 class Fixed(nn.Module):
-    """Logits that depend on position and input, and on nothing that is learned."""
+    """A model without parameters: logits that depend on position and input."""
 
     def __init__(self, size):
         super().__init__()
@@ -53,13 +53,13 @@ class Perfect(nn.Module):
         return torch.tensor(rows, dtype=torch.float64).log()
 
 
-def test_loss_is_summed_over_symbols_and_the_end_and_averaged_over_strings():
+def test_loss_is_summed_over_symbols_and_eos_and_averaged_over_strings():
     task = CFLTask(tiny())
     model = Fixed(3)
     batch = task.epoch(torch.Generator())[0]
     total = 0.0
     for string in batch.tolist():
-        inputs, targets = [2, *string], [*string, 2]  # BOS and EOS have the number after the symbols
+        inputs, targets = [2, *string], [*string, 2]  # the id of BOS and EOS follows those of the symbols
         for t, (given, target) in enumerate(zip(inputs, targets, strict=True)):
             total -= model.table[t, given].log_softmax(-1)[target].item()
     assert len(batch) == 4
@@ -90,7 +90,7 @@ def test_a_perfect_model_has_no_difference(name):
 
 
 def test_differences_by_length():
-    """A perfect model pays ln(3) for one of three lengths; the published convention does not take that off."""
+    """A perfect model loses ln(3) nats on one of three lengths; the published `difference` includes them."""
     options = LanguageOptions("unmarked-reversal", lengths=(4, 8))
     found = evaluate_by_length(Perfect("unmarked-reversal", (4, 8)), options, (4, 8), per_length=5, seed=1)
     assert [row["length"] for row in found["lengths"]] == [4, 6, 8]
@@ -113,11 +113,11 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_seeds_decide_data_and_order():
+def test_seeds_determine_data_and_order():
     def order(config, epoch_seed=7):
         return list(CFLTask(config).epoch(torch.Generator().manual_seed(epoch_seed)))
 
-    lengths = {"lengths": [8, 8]}  # so that strings of different sets can be compared
+    lengths = {"lengths": [8, 8]}  # one length, so that strings of different sets can be compared
     assert same(order(tiny(language=lengths)), order(tiny(language=lengths)))
     assert not same(order(tiny(language=lengths)), order(tiny(language={**lengths, "seed": 1})))
     assert not same(order(tiny(language=lengths)), order(tiny(language=lengths), 8))
@@ -126,7 +126,7 @@ def test_seeds_decide_data_and_order():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_seeds_decide_the_beginning(model):
+def test_seeds_determine_the_initial_parameters(model):
     first, again, other = (build_model(tiny(model, init_seed=seed), 2).state_dict() for seed in (1, 1, 2))
     assert same(first.values(), again.values())
     assert not same(first.values(), other.values())

@@ -26,7 +26,7 @@ def read(tmp_path, text, overrides=()):
     return load_config(CFLConfig, path, list(overrides))
 
 
-def test_reads_all_that_is_there_and_fills_in_the_rest(tmp_path):
+def test_missing_keys_have_defaults(tmp_path):
     config = read(tmp_path, GOOD)
     assert config.language.name == "dyck"
     assert config.language.lengths == (10, 20)
@@ -37,7 +37,7 @@ def test_reads_all_that_is_there_and_fills_in_the_rest(tmp_path):
     assert from_values(CFLConfig, to_values(config)) == config
 
 
-def test_a_transformer_unless_told_otherwise(tmp_path):
+def test_the_default_model_is_a_transformer(tmp_path):
     assert read(tmp_path, "language: {name: dyck}").model == TransformerArchitecture()
 
 
@@ -70,7 +70,7 @@ def test_a_transformer_unless_told_otherwise(tmp_path):
         ("language:\n  name: [dyck\nmodel: {}\n", "line 3: not YAML"),
     ],
 )
-def test_says_what_is_wrong_and_where(tmp_path, text, message):
+def test_errors_name_line_and_key(tmp_path, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         read(tmp_path, text)
     assert str(tmp_path / "config.yaml") in str(error.value)
@@ -97,7 +97,7 @@ def test_overrides(tmp_path):
         ("language.lengths=[1", "override 'language.lengths=[1': not YAML"),
     ],
 )
-def test_overrides_say_what_is_wrong(tmp_path, override, message):
+def test_errors_of_overrides(tmp_path, override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(tmp_path, GOOD, [override])
 
@@ -145,8 +145,8 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for 
         (GOOD.replace("7", "x" * 1000), "line 6: model.hidden_size: expected int, got 'xxx"),
     ],
 )
-def test_bounds(tmp_path, text, message):
-    """Every limit has an error that names the line, and is found in well under a second."""
+def test_limits(tmp_path, text, message):
+    """Every limit has an error that names the line, and is detected quickly."""
     began = time.process_time()
     if message is None:
         read(tmp_path, text)
@@ -169,7 +169,7 @@ def test_the_largest_document_takes_less_than_two_seconds():
         assert time.process_time() - began < 2
 
 
-def test_bounds_hold_for_overrides_and_values(tmp_path):
+def test_limits_of_overrides_and_values(tmp_path):
     with pytest.raises(ConfigError, match=r"override 'training.clip=&a 1': anchors and aliases are not supported"):
         read(tmp_path, GOOD, ["training.clip=&a 1"])
     with pytest.raises(ConfigError, match="expected at most 20 levels"):
@@ -209,7 +209,7 @@ class Outer:
     mode: Literal["fast", "slow"] = "fast"
 
 
-def test_the_key_of_an_error_is_not_read_from_its_text():
+def test_the_key_of_an_error_is_not_parsed_from_its_message():
     places = {"first": "line 1", "first.size": "line 2", "first.name": "line 3"}
     with pytest.raises(ConfigError, match=r"^line 2: first\.size: expected another name, got 'clip: y'$"):
         from_values(Outer, {"count": 1, "first": {"name": "clip: y"}}, places=places)
@@ -283,7 +283,7 @@ def test_errors_of_presets(tmp_path):
         load_config(CFLConfig, path, presets={"bog": lambda cls, values: options})
 
 
-def test_the_grammar_of_a_file_is_part_of_the_configuration(tmp_path):
+def test_a_configuration_contains_its_grammar(tmp_path):
     path = tmp_path / "pairs.grammar"
     path.write_text("S -> 'a' S 'b' [0.5] | 'a' 'b' [0.5]\n")
     options = LanguageOptions(str(path))

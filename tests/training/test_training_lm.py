@@ -1,4 +1,4 @@
-"""Language modelling of sentences: what is counted, batches, restarts, and what a run leaves behind."""
+"""Language modelling of sentences: perplexity, batches, restarts, resuming, and saved models."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import outcome
+from runs import Killed, outcome
 
 from stackattn.config import from_values
 from stackattn.models import TransformerLM
@@ -45,8 +45,8 @@ def config(folder, layers="1.nondeterministic-2-2-3", data=None, **training):
 
 
 @pytest.mark.parametrize("layers", ["2", "1.superposition-5", "1.nondeterministic-2-2-3"])
-def test_perplexity_is_that_of_reading_token_by_token(layers, folder):
-    """The oracle has no padding and no batches: one token at a time, by the model's state."""
+def test_perplexity_equals_that_of_reading_token_by_token(layers, folder):
+    """The oracle uses neither padding nor batches: it reads one token at a time with the model's state."""
     task, model = config(folder, layers).make()
     model.eval()
     vocabulary, logs = task.vocabulary, []
@@ -69,7 +69,7 @@ def test_perplexity_is_that_of_reading_token_by_token(layers, folder):
     assert loss == pytest.approx(-(sum(logs[0]) + sum(logs[3])) / 2, rel=1e-5)
     nats = negative_log_likelihood(model, task.validation, vocabulary)
     assert nats.shape == (4, 7)
-    assert nats[2, 2:].tolist() == [0] * 5  # behind EOS
+    assert nats[2, 2:].tolist() == [0] * 5  # after EOS
 
 
 @pytest.mark.parametrize("count_bos", [True, False])
@@ -78,14 +78,14 @@ def test_batches(folder, count_bos):
     batches = task.epoch(torch.Generator().manual_seed(1))
     assert sorted(i for batch in batches for i in batch) == list(range(len(SENTENCES)))
     sizes = [(len(batch), max(len(SENTENCES[i]) for i in batch)) for batch in batches]
-    # The lengths are 1 1 2 2 3 3 3 6; as the paper words it, BOS makes each one longer.
+    # The lengths are 1 1 2 2 3 3 3 6. The paper counts BOS, which adds 1 to each of them.
     expected = [(2, 1), (2, 2), (2, 3), (1, 3), (1, 6)] if count_bos else [(4, 2), (2, 3), (1, 3), (1, 6)]
     assert sorted(sizes) == sorted(expected)
     assert task.epoch(torch.Generator().manual_seed(1)) == batches
     assert sorted(task.share(batches[0], 0, 2) + task.share(batches[0], 1, 2)) == sorted(batches[0])
 
 
-def test_restarts_draw_the_size_of_batches(folder):
+def test_restarts_draw_the_batch_size(folder):
     made = config(folder, data={"batch_tokens_range": [3, 5]})
     drawn = [made.redraw(seed).data.batch_tokens for seed in range(60)]
     assert set(drawn) == {3, 4, 5}
@@ -93,20 +93,16 @@ def test_restarts_draw_the_size_of_batches(folder):
     assert replace(made.redraw(0), data=made.data) == made  # nothing else changes
 
 
-def test_hidden_size_is_four_times_d_model_unless_given():
+def test_default_hidden_size_is_four_times_d_model():
     assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"d_model": 40}}).model.hidden_size == 160
     assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"hidden_size": 7}}).model.hidden_size == 7
 
 
-class Killed(BaseException):
-    pass
-
-
-def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
+def test_resumes_to_the_same_numbers_in_the_middle_of_an_epoch(folder, tmp_path, monkeypatch):
     made, batches = config(folder), []
     run_experiment(made, tmp_path / "whole")
     examples = [row["examples"] for row in TrainingRun(tmp_path / "whole").metrics()]
-    assert any(x % len(SENTENCES) for x in examples)  # there are evaluations inside epochs
+    assert any(x % len(SENTENCES) for x in examples)  # some evaluations are in the middle of an epoch
 
     class Stop:
         def on_batch(self, epoch, done, total, loss):
@@ -125,7 +121,7 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_to_the_same_numbers(folder,
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-def test_a_model_has_its_vocabulary_with_it(folder, tmp_path):
+def test_a_saved_model_contains_its_vocabulary(folder, tmp_path):
     run_experiment(config(folder, max_epochs=1), tmp_path / "run")
     expected = evaluate_run(tmp_path / "run")
     assert expected["tokens"] == sum(len(x) + 1 for x in SENTENCES[3:6])
@@ -142,7 +138,7 @@ def test_a_model_has_its_vocabulary_with_it(folder, tmp_path):
         load_language_model(tmp_path / "model")
 
 
-def test_a_run_does_not_go_on_with_another_corpus(folder, tmp_path):
+def test_a_run_cannot_be_resumed_with_another_corpus(folder, tmp_path):
     run_experiment(config(folder), tmp_path / "run", minutes=0)
     shutil.rmtree(folder)
     splits = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
@@ -151,7 +147,7 @@ def test_a_run_does_not_go_on_with_another_corpus(folder, tmp_path):
         run_experiment(config(folder), tmp_path / "run", resume=True)
 
 
-def test_a_run_knows_its_corpus(folder, tmp_path):
+def test_a_language_model_run_is_bound_to_its_corpus(folder, tmp_path):
     made = config(folder, max_epochs=1)
     run_experiment(made, tmp_path / "run")
     moved = folder.rename(tmp_path / "moved")
@@ -168,12 +164,12 @@ def test_a_run_knows_its_corpus(folder, tmp_path):
         evaluate_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=f"data: folder: .*{message}"):
         made.make()
-    asked_for = evaluate_run(tmp_path / "run", data=folder)
-    assert asked_for["corpus"] == report["fingerprint"]
-    assert asked_for["tokens"] != own["tokens"]
+    requested = evaluate_run(tmp_path / "run", data=folder)
+    assert requested["corpus"] == report["fingerprint"]
+    assert requested["tokens"] != own["tokens"]
 
 
-def test_wrong_data(folder, tmp_path):
+def test_invalid_data_and_options(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"data: .*nowhere/report\.json: no such file; expected a monolingual corpus"):
         run_experiment(config(tmp_path / "nowhere"), tmp_path / "run")
     with pytest.raises(ConfigError, match="model: d_model"):

@@ -1,4 +1,4 @@
-"""Translation: what the loss and the perplexity are, and a model that learns to reverse sentences."""
+"""Translation: loss and perplexity, resuming, and a model that learns to reverse sentences."""
 
 import math
 import shutil
@@ -24,7 +24,7 @@ def corpus(tmp_path_factory):
 
 
 class Fixed(nn.Module):
-    """Logits that depend on the target so far and on the length of the source, and on nothing that is learned."""
+    """A model without parameters: logits that depend on the target so far and on the length of the source."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -37,7 +37,7 @@ class Fixed(nn.Module):
 
 
 def nats(task, model, i, smoothing, pairs):
-    """Of one pair, token by token."""
+    """Return the loss of one pair, summed token by token."""
     source, target = pairs.source[i].tolist(), pairs.target[i].tolist()
     total = 0.0
     for before, token in zip([task.tokenizer.bos, *target], [*target, task.tokenizer.eos], strict=True):
@@ -47,7 +47,7 @@ def nats(task, model, i, smoothing, pairs):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_summed_over_tokens_and_averaged_over_sentences(corpus, smoothing):
+def test_loss_is_summed_over_tokens_and_averaged_over_sentences(corpus, smoothing):
     task = MTTask(MTDataOptions(str(corpus), batch_tokens=64, label_smoothing=smoothing))
     model = Fixed(task.tokenizer.input_size, task.tokenizer.output_size)
     batch = max(task.epoch(torch.Generator()), key=len)
@@ -98,7 +98,7 @@ def test_gradients_reach_every_parameter_and_padding_does_not_matter(corpus):
     ["1", *(pytest.param(x, marks=pytest.mark.slow) for x in ("superposition-32.1", "nondeterministic-2-2-4.1"))],
     ids=["Tf", "Tf+Sup", "Tf+Nd"],
 )
-def test_it_learns_to_reverse_and_needs_nothing_but_its_folder(corpus, layers, tmp_path):
+def test_learns_to_reverse_and_the_saved_model_is_self_contained(corpus, layers, tmp_path):
     config = experiment(corpus, {"layers": layers})
     run_experiment(config, tmp_path / "run")
     source, target = BitextCorpus(corpus).read_split("test")
@@ -106,13 +106,13 @@ def test_it_learns_to_reverse_and_needs_nothing_but_its_folder(corpus, layers, t
     shutil.rmtree(tmp_path / "run")
     translator = Translator.load(tmp_path / "model")
     scores, translations = translator.evaluate(source, target)
-    right = sum(a == b for a, b in zip(translations, target, strict=True))
-    assert right >= 0.95 * len(target)
+    correct = sum(a == b for a, b in zip(translations, target, strict=True))
+    assert correct >= 0.95 * len(target)
     assert scores["bleu"] > 95
     assert scores["chrf"] > 95
     assert scores["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert scores["perplexity"] < 1.5
-    # in any order and in any batches, and with blank lines between
+    # the order, the batches and blank lines do not change the translations
     again = translator.translate([source[3], "", " ", source[0], source[3]])
     assert again == [translations[3], "", "", translations[0], translations[3]]
     small = Translator.load(tmp_path / "model", batch_tokens=1)
@@ -120,8 +120,8 @@ def test_it_learns_to_reverse_and_needs_nothing_but_its_folder(corpus, layers, t
     assert list(translator.translate_lines(iter(source), 7)) == translations
 
 
-def test_what_is_read_is_normalised(corpus):
-    """The model says something else for other words, but not for other ways to write them."""
+def test_inputs_are_normalised(corpus):
+    """Other words give another translation, but other Unicode forms of the same words do not."""
     task = MTTask(MTDataOptions(str(corpus)))
     model = build_model(experiment(corpus, {"init_range": 1.0}), task.tokenizer)
     translator = Translator(model, task.tokenizer, max_tokens=5)
@@ -130,7 +130,7 @@ def test_what_is_read_is_normalised(corpus):
     assert one != other
 
 
-def test_killed_it_goes_on_to_the_same_numbers(corpus, tmp_path):
+def test_resumes_to_the_same_numbers_after_a_kill(corpus, tmp_path):
     config = experiment(corpus, {"dropout": 0.1}, max_epochs=4, evaluate_every=250)
     run_experiment(config, tmp_path / "whole")
     folder = tmp_path / "killed"
@@ -147,7 +147,7 @@ def test_killed_it_goes_on_to_the_same_numbers(corpus, tmp_path):
     assert len(TrainingRun(folder).metrics()) == 10  # every 250 pairs of 2400, and at the end
 
 
-def test_a_run_knows_its_corpus(corpus, tmp_path):
+def test_a_translation_run_is_bound_to_its_corpus(corpus, tmp_path):
     config = experiment(corpus, max_epochs=1)
     run_experiment(config, tmp_path / "run")
     assert TrainingRun(tmp_path / "run").config()["data"]["fingerprint"] == config.data.fingerprint

@@ -1,4 +1,4 @@
-"""The files of a run: damaged ones are reported with file, line and key, and resuming repairs what it can."""
+"""Files of a run: damaged files are reported with file, line and key, and resuming removes incomplete lines."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from stackattn.training.run_files import read_metrics
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run that was killed after its second evaluation."""
+    """A run that was stopped after its second evaluation."""
     folder = tmp_path_factory.mktemp("runs") / "stopped"
     with pytest.raises(Killed):
         run_experiment(tiny(), folder, callback=Stopper(2, stop))
@@ -29,7 +29,7 @@ def complete(tmp_path_factory):
 
 @pytest.fixture
 def folder(stopped, tmp_path):
-    """A copy of the killed run."""
+    """A copy of the stopped run."""
     return shutil.copytree(stopped, tmp_path / "run")
 
 
@@ -70,7 +70,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(("key", "value", "message"), STATES)
-def test_state(key, value, message, folder):
+def test_invalid_state(key, value, message, folder):
     path = folder / "last/state.json"
     change(path, key, value)
     advice = f"{path}: {message}"
@@ -90,7 +90,7 @@ def test_state(key, value, message, folder):
     ],
 )
 @pytest.mark.parametrize("name", ["config.json", "last/state.json", "result.json", "test.json"])
-def test_files_that_are_not_json(name, content, message, folder):
+def test_files_that_are_not_json_objects(name, content, message, folder):
     path = folder / name
     path.write_bytes(content)
     run = TrainingRun(folder)
@@ -115,7 +115,7 @@ def test_files_that_are_not_json(name, content, message, folder):
         ("[" * 100_000, "not JSON"),
     ],
 )
-def test_metrics(line, message, folder):
+def test_invalid_metrics(line, message, folder):
     path = folder / "metrics.jsonl"
     first = path.read_text().splitlines()[0]
     path.write_text(f"{first}\n{line}\n")
@@ -123,7 +123,7 @@ def test_metrics(line, message, folder):
         TrainingRun(folder).metrics()
 
 
-def test_metrics_with_a_wrong_figure(folder):
+def test_metrics_with_a_non_number(folder):
     path = folder / "metrics.jsonl"
     first, second = path.read_text().splitlines()
     path.write_text(f"{first}\n{json.dumps({**json.loads(second), 'cross_entropy_difference': 'low'})}\n")
@@ -139,7 +139,7 @@ def test_metrics_with_a_wrong_figure(folder):
         ("best.score", "x", "best.score: expected a number, got 'x'"),
     ],
 )
-def test_result(key, value, message, complete, tmp_path):
+def test_invalid_results(key, value, message, complete, tmp_path):
     folder = shutil.copytree(complete, tmp_path / "run")
     change(folder / "result.json", key, value)
     with pytest.raises(RunError, match=re.escape(f"{folder / 'result.json'}: {message}")):
@@ -158,25 +158,25 @@ ROW = {"length": 4, "cross_entropy": 1.0, "lower_bound": 0.5, "difference": 0.5,
         ({"lengths": [{"length": 3}]}, "missing key 'lengths.0.cross_entropy'"),
     ],
 )
-def test_test(test, message, folder):
+def test_invalid_test_results(test, message, folder):
     path = folder / "test.json"
     path.write_text(json.dumps(test))
     with pytest.raises(RunError, match=re.escape(f"{path}: {message}")):
         TrainingRun(folder).test()
 
 
-@pytest.mark.parametrize("end", ["", '{"evaluation": 3, "sc', "\xff"])
+@pytest.mark.parametrize("end", ["", '{"evaluation": 3, "sc', '{"evaluation": 3'])
 def test_an_incomplete_last_line_is_ignored_and_removed_on_resume(end, folder, complete):
     path = folder / "metrics.jsonl"
-    with open(path, "a", encoding="latin-1") as file:
-        file.write(end if end != "\xff" else '{"evaluation": 3')
+    with open(path, "a") as file:
+        file.write(end)
     assert len(TrainingRun(folder).metrics()) == 2
     run_experiment(tiny(), folder, resume=True)
     assert [row["evaluation"] for row in TrainingRun(folder).metrics()] == [1, 2, 3]
     assert outcome(folder) == outcome(complete)
 
 
-def test_a_line_of_the_checkpoint_that_was_cut_is_never_appended_to(folder):
+def test_a_truncated_line_of_the_checkpoint_is_refused(folder):
     path = folder / "metrics.jsonl"
     cut = path.read_text()[:-10]
     path.write_text(cut)
@@ -202,7 +202,7 @@ def test_a_missing_tensor_file(folder):
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_folder_that_is_deleted_during_training_is_not_created_again(replaced, tmp_path):
+def test_a_folder_deleted_during_training_is_not_created_again(replaced, tmp_path):
     folder = tmp_path / "run"
 
     def delete():
@@ -249,7 +249,7 @@ def test_a_damaged_run_does_not_stop_a_sweep(complete, tmp_path):
     assert best in (tmp_path / "01", tmp_path / "02")
 
 
-def test_an_unknown_key_of_a_stored_configuration(folder):
+def test_a_stored_configuration_with_an_unknown_key(folder):
     change(folder / "config.json", "training.clop", 1)
     with pytest.raises(ValueError, match=r"config.json: unknown key 'training.clop'; did you mean 'training.clip'\?"):
         run_experiment(tiny(), folder, resume=True)

@@ -1,4 +1,4 @@
-"""The learning-rate schedule and early stopping, compared with sequences counted by hand and with an oracle."""
+"""Learning-rate schedule and early stopping, compared with hand-counted sequences and with an oracle."""
 
 import math
 import random
@@ -15,7 +15,7 @@ SCORES = [5, 4, 4, 5, 4, 3, 3, 3, 3, 3, 3, 3, 2]
 
 @dataclass
 class Plateau:
-    """The two countings in plain Python: the oracle."""
+    """Both ways of counting in plain Python: the oracle."""
 
     factor: float
     patience: int
@@ -51,18 +51,18 @@ def factors(scores, patience, counting):
 
 
 def test_plateau_as_in_the_paper():
-    """Patience 3: after three evaluations without improvement; then the count starts again."""
+    """Patience 3: the rate is lowered after three evaluations without improvement; then the count restarts."""
     found, scheduler = factors(SCORES, 3, "paper")
     assert found == [1, 1, 1, 1, 0.5, 1, 1, 1, 0.5, 1, 1, 0.5, 1]
     assert (scheduler.best, scheduler.num_bad_epochs) == (2, 0)
 
 
 def test_plateau_as_in_pytorch():
-    """One evaluation later."""
+    """The rate is lowered one evaluation later."""
     assert factors(SCORES, 3, "pytorch")[0] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 0.5, 1, 1, 1]
 
 
-def test_small_gains_count_in_the_paper_and_not_in_pytorch():
+def test_small_improvements_count_in_the_paper_and_not_in_pytorch():
     scores = [1.0, 0.99995, 0.9999, 0.99985]  # only the last one is better than the first by more than 1e-4
     assert factors(scores, 1, "paper")[0] == [1, 1, 1, 1]
     found, scheduler = factors(scores, 1, "pytorch")
@@ -73,7 +73,7 @@ def test_small_gains_count_in_the_paper_and_not_in_pytorch():
 @pytest.mark.parametrize("counting", ["paper", "pytorch"])
 @pytest.mark.parametrize("patience", [1, 2, 5])
 def test_equal_to_the_oracle_with_and_without_resuming(patience, counting):
-    """Bit for bit, also for tiny learning rates, nan and a scheduler restored from `best` and `num_bad_epochs`."""
+    """Equal bit for bit, also for tiny learning rates, nan, and after restoring `best` and `num_bad_epochs`."""
     for seed in range(60):
         generator = random.Random(seed)
         rate, score, changes = generator.choice([1.0, 3e-4, 1e-9]), 2.0, 0
@@ -96,7 +96,7 @@ def test_equal_to_the_oracle_with_and_without_resuming(patience, counting):
 
 
 @pytest.mark.parametrize("patience", [2, 5])
-def test_pytorch_is_what_torch_does_by_default(patience):
+def test_plateau_pytorch_equals_reduce_lr_on_plateau(patience):
     for seed in range(40):
         generator = random.Random(seed)
         ours, scheduler = make(0.9, patience, "pytorch")
@@ -111,7 +111,7 @@ def test_pytorch_is_what_torch_does_by_default(patience):
         assert ours.param_groups[0]["lr"] < 1
 
 
-def test_a_factor_that_lowers_nothing_is_refused():
+def test_invalid_options():
     with pytest.raises(ValueError, match=r"lr_factor: expected a number between 0 and 1, got 1\.0"):
         TrainingConfig(lr_factor=1.0)
     with pytest.raises(ValueError, match="plateau: expected one of paper, pytorch, got 'published'"):
@@ -119,7 +119,7 @@ def test_a_factor_that_lowers_nothing_is_refused():
 
 
 def test_early_stopping():
-    """The third evaluation in a row that is not strictly better ends training; any gain restarts the count."""
+    """The third evaluation in a row that is not strictly better ends training; any improvement restarts the count."""
     stopping = EarlyStopping(patience=3)
     seen = []
     for score in [5, 4, 4, 4.5, 3.9999999, 4, 3.9999999, 5]:

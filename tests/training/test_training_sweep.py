@@ -1,4 +1,4 @@
-"""Sweeps: restarts that can be repeated, learning rates as the paper draws them, and taking up what was left."""
+"""Sweeps: reproducible restarts, the paper's distribution of learning rates, and resuming unfinished runs."""
 
 import json
 import math
@@ -18,7 +18,7 @@ def _quick_processes(monkeypatch):
     monkeypatch.setattr(sweep, "get_context", lambda _: processes())
 
 
-def test_restarts_can_be_repeated_and_differ():
+def test_restarts_are_reproducible_and_differ():
     configs = [restart(tiny(), number) for number in range(50)]
     assert configs == [restart(tiny(), number) for number in range(50)]
     for name in ("learning_rate", "init_seed", "shuffle_seed"):
@@ -35,7 +35,7 @@ def test_learning_rates_are_log_uniform_in_the_papers_range():
     places = sorted(math.log(rate / 5e-4) / math.log(1e-2 / 5e-4) for rate in rates)
     assert places[0] > 0
     assert places[-1] < 1
-    # the largest gap to the uniform distribution (Kolmogorov-Smirnov); 1.63 / sqrt(n) is exceeded in 1 case of 100
+    # Kolmogorov-Smirnov test: uniform samples exceed 1.63 / sqrt(n) in 1 case of 100
     assert max(abs(x - (i + 0.5) / 2000) for i, x in enumerate(places)) < 1.63 / math.sqrt(2000)
 
 
@@ -45,7 +45,7 @@ def jobs(folder, count, **training):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick_processes")
-def test_a_sweep_runs_what_is_missing_and_goes_on_where_it_was(tmp_path):
+def test_a_sweep_resumes_unfinished_runs_and_skips_finished_ones(tmp_path):
     chosen = jobs(tmp_path / "a", 3, max_epochs=4)
     reported = []
 
@@ -91,10 +91,10 @@ def test_failed_runs_are_reported_and_the_others_run(tmp_path):
     assert failed == [first]
     assert reported[first]["stopped"].startswith("failed: language: ")
     assert reported[second]["stopped"] == "max_epochs"
-    # a finished run of another configuration is not the one that was asked for
+    # a finished run with another configuration is an error
     assert run_all([(second, c)], report=lambda folder, result: reported.update({folder: result})) == [second]
     assert "another configuration (language.seed" in reported[second]["stopped"]
-    # no time: nothing is begun
+    # without time, no run starts
     assert run_all([(third, c)], minutes=0) == []
     assert not third.exists()
     assert run_all([(third, c)], minutes_each=0, report=lambda folder, result: reported.update({folder: result})) == []
@@ -107,7 +107,7 @@ def sweep_in_process(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_leaves_no_processes_behind(tmp_path):
+def test_a_killed_sweep_leaves_no_processes(tmp_path):
     process = processes().Process(target=sweep_in_process, args=(tmp_path,))
     process.start()
     while not all(TrainingRun(tmp_path / name).metrics() for name in ("00", "01")):
@@ -122,12 +122,12 @@ def test_a_killed_sweep_leaves_no_processes_behind(tmp_path):
         if before == [len(TrainingRun(tmp_path / name).metrics()) for name in ("00", "01")]:
             break
     else:
-        pytest.fail("the runs go on")
+        pytest.fail("the runs did not stop")
     time.sleep(0.3)
     assert before == [len(TrainingRun(tmp_path / name).metrics()) for name in ("00", "01")]
 
 
-def test_a_run_of_before_a_key_was_there_has_its_default(tmp_path):
+def test_keys_missing_in_an_old_run_have_their_defaults(tmp_path):
     run_experiment(tiny(max_epochs=1), tmp_path)
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())

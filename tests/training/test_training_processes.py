@@ -1,4 +1,4 @@
-"""Several processes train one model together and come to the numbers of one; what one began, others go on with."""
+"""Several processes train one model: the same numbers as one process, also after resuming with another number."""
 
 import json
 import os
@@ -32,22 +32,22 @@ def config(model="transformer", batch_size=5, **training):
 
 
 def member(rank, count, port, folder, chosen, minutes, signals):
-    """One of the processes, as torchrun would start it. Notes how many strings it was given.
+    """One process, as torchrun would start it. Its report lists the number of strings of each batch.
 
-    `signals` has the one that a process gets at its ninth batch.
+    `signals`: by rank, the signal that a process sends to itself at its ninth batch.
     """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     given = []
     loss = CFLTask.loss
 
-    def noting(self, model, batch):
+    def record(self, model, batch):
         given.append(len(batch))
         if len(given) == 9 and rank in signals:
             os.kill(os.getpid(), signals[rank])
         return loss(self, model, batch)
 
-    CFLTask.loss = noting
+    CFLTask.loss = record
     report = folder.parent / f"{folder.name}.{rank}.json"
     try:
         run_experiment(chosen, folder, resume=True, minutes=minutes)
@@ -57,7 +57,7 @@ def member(rank, count, port, folder, chosen, minutes, signals):
 
 
 def train_together(folder, chosen, count=2, minutes=None, signals=None):
-    """What each process reported."""
+    """Train in `count` processes, and return the report of each process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -85,10 +85,11 @@ def close(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "batch_size"), [("transformer", 5), ("lstm", 1)])
-def test_two_processes_have_the_loss_curve_of_one(model, batch_size, tmp_path):
+def test_two_processes_have_the_loss_curve_of_one_process(model, batch_size, tmp_path):
     chosen = config(model, batch_size)
     given = train_together(tmp_path / "two", chosen)
-    shares = {5: ([3] * 18, [2] * 18), 1: ([1] * 18, [1] * 18)}[batch_size]  # the second one of 1 counts for nothing
+    # With batches of 1, the share of the second process has weight 0.
+    shares = {5: ([3] * 18, [2] * 18), 1: ([1] * 18, [1] * 18)}[batch_size]
     assert tuple(given) == shares
     run_experiment(chosen, tmp_path / "one")
     close(curve(tmp_path / "two"), curve(tmp_path / "one"))
@@ -97,7 +98,7 @@ def test_two_processes_have_the_loss_curve_of_one(model, batch_size, tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoints_of_one_go_on_in_two_and_back(tmp_path):
+def test_the_number_of_processes_may_change_between_resumes(tmp_path):
     chosen = config(max_epochs=4)
     run_experiment(chosen, tmp_path / "whole")
     folder = tmp_path / "mixed"
@@ -111,18 +112,18 @@ def test_checkpoints_of_one_go_on_in_two_and_back(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_dies_ends_the_run_and_it_goes_on(rank, tmp_path):
-    """Or that is told to end, as torchrun does with the others."""
+def test_a_run_can_be_resumed_after_a_process_died(rank, tmp_path):
+    """Rank 0 is terminated, as by torchrun when another process has died; rank 1 is killed."""
     chosen, folder = config(max_epochs=3), tmp_path / "run"
-    told = train_together(folder, chosen, signals={rank: [signal.SIGTERM, signal.SIGKILL][rank]})
+    reports = train_together(folder, chosen, signals={rank: [signal.SIGTERM, signal.SIGKILL][rank]})
     if rank == 0:
         ended = "process 0 of 2 received SIGTERM, probably because another process has died"
-        assert told[0] == f"{ended}; --resume continues from the last checkpoint"
-        assert told[1].startswith("process 1 of 2 lost the others: ")
+        assert reports[0] == f"{ended}; --resume continues from the last checkpoint"
+        assert reports[1].startswith("process 1 of 2 lost the others: ")
     else:
-        assert told[0].startswith("process 0 of 2 lost the others: ")
-        assert told[0].endswith("; --resume continues from the last checkpoint")
-        assert told[1] is None
+        assert reports[0].startswith("process 0 of 2 lost the others: ")
+        assert reports[0].endswith("; --resume continues from the last checkpoint")
+        assert reports[1] is None
     assert len(TrainingRun(folder).metrics()) == 1
     assert not TrainingRun(folder).finished
     train_together(folder, chosen)
@@ -132,7 +133,7 @@ def test_a_process_that_dies_ends_the_run_and_it_goes_on(rank, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
-def test_torchrun_and_the_command(tmp_path):
+def test_torchrun(tmp_path):
     folder = tmp_path / "run"
     sets = ["language.name=dyck", "language.lengths=[4,8]", "language.train_batches=4", "training.max_epochs=40"]
     command = ["-m", "stackattn", "cfl", "train", "--out", str(folder), "--set", *sets, "training.stop_patience=40"]
@@ -149,16 +150,16 @@ def test_torchrun_and_the_command(tmp_path):
     assert 3 <= len(TrainingRun(folder).metrics()) < 40
     done = subprocess.run([*launcher, "model.layers='1'", "--resume"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("max_epochs after 40 evaluations") == 1  # only the first one tells
+    assert done.stdout.count("max_epochs after 40 evaluations") == 1  # only rank 0 prints it
     assert json.loads((folder / "environment.json").read_text())["processes"] == 2
     again = subprocess.run([*launcher, "model.layers='1'"], capture_output=True, text=True, check=False)
     assert again.returncode != 0
-    assert again.stderr.count(f"{folder}: this run is finished") == 2  # by both: nobody waits for the other
+    assert again.stderr.count(f"{folder}: this run is finished") == 2  # by both ranks: neither waits for the other
     assert "forcefully" not in again.stderr
 
 
 def second_process(launcher):
-    """The one of rank 1 that this torchrun has started."""
+    """Return the id of the process with rank 1 that this torchrun has started."""
     for children in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in children.read_text().split():
             if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
@@ -167,7 +168,7 @@ def second_process(launcher):
 
 
 @pytest.mark.usefixtures("without_onednn")
-def test_bfloat16_trains_and_keeps_float32_parameters(tmp_path):
+def test_bfloat16_training_has_float32_parameters(tmp_path):
     chosen = config(precision="bfloat16")
     run_experiment(chosen, tmp_path / "half")
     run_experiment(config(), tmp_path / "full")
@@ -178,7 +179,7 @@ def test_bfloat16_trains_and_keeps_float32_parameters(tmp_path):
     assert {x.dtype for x in tensors.values()} == {torch.float32}
 
 
-def test_bad_devices_and_precisions_are_named():
+def test_invalid_devices_and_precisions():
     with pytest.raises(ValueError, match="device: expected a device of torch, such as cpu or cuda, got 'gpu'"):
         Processes("gpu")
     if not torch.cuda.is_available():

@@ -1,0 +1,141 @@
+"""Failing runs: invalid configurations, nan, damaged checkpoints and full disks neither lose nor overwrite results."""
+
+import errno
+import os
+import resource
+import shutil
+
+import pytest
+import torch
+from runs import Killed, Stopper, lines, outcome, processes, stop, tiny
+
+from stackattn.training import ConfigError, RunError, run_experiment
+from stackattn.training.cfl import CFLTask
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"name": "dick"}, "language: .*dyck"), ({"lengths": [3, 3]}, "language: .*no strings of lengths 3")],
+)
+def test_an_invalid_configuration_creates_no_folder(changes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        run_experiment(tiny(language=changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_nan_loss(tmp_path, monkeypatch):
+    real, calls = CFLTask.loss, 0
+
+    def loss(self, model, batch):
+        nonlocal calls
+        calls += 1
+        return real(self, model, batch) * (float("nan") if calls == 9 else 1)
+
+    monkeypatch.setattr(CFLTask, "loss", loss)
+    message = r"the loss is nan at epoch 2, batch 3; .*last has the checkpoint of evaluation 1.*lower learning rate"
+    with pytest.raises(RunError, match=message):
+        run_experiment(tiny(), tmp_path / "run")
+    monkeypatch.undo()
+    run_experiment(tiny(), tmp_path / "run", resume=True)
+    run_experiment(tiny(), tmp_path / "whole")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_nonfinite_validation_score_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        CFLTask, "evaluate", lambda *_: {"score": float("nan"), "cross_entropy_difference": float("nan")}
+    )
+    result = run_experiment(tiny(), tmp_path)
+    assert result["stopped"] == "the validation score is not finite"
+    assert (result["evaluations"], result["best"]) == (1, None)
+
+
+def unfinished(folder):
+    with pytest.raises(Killed):
+        run_experiment(tiny(), folder, callback=Stopper(2, stop))
+    (tensors,) = (folder / "last").glob("*.safetensors")
+    return tensors, folder / "last/state.json"
+
+
+@pytest.mark.parametrize("keep", [0, 5, 0.5])
+@pytest.mark.parametrize("which", [0, 1])
+def test_damaged_checkpoints(which, keep, tmp_path):
+    path = unfinished(tmp_path)[which]
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    with pytest.raises(RunError, match=rf"{path}.*; the checkpoint cannot be read: remove {tmp_path} to start again"):
+        run_experiment(tiny(), tmp_path, resume=True)
+    assert lines(tmp_path) == 2
+
+
+@pytest.mark.parametrize("evaluations", [1, 2])
+def test_results_without_a_checkpoint_are_not_overwritten(evaluations, tmp_path):
+    """A run with one evaluation was killed before its first checkpoint and may start again, unless it was tested."""
+    with pytest.raises(Killed):
+        run_experiment(tiny(), tmp_path, callback=Stopper(evaluations, stop))
+    shutil.rmtree(tmp_path / "last")
+    if evaluations == 1:
+        (tmp_path / "test.json").write_text("{}")
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(RunError, match=r"its checkpoint \(last/\) was not kept, so it cannot be resumed"):
+        run_experiment(tiny(), tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+    if evaluations == 1:
+        (tmp_path / "test.json").unlink()
+        run_experiment(tiny(), tmp_path, resume=True)
+        assert lines(tmp_path) == 3
+
+
+def test_inconsistent_checkpoints(tmp_path):
+    _, state = unfinished(tmp_path)
+    whole = state.read_text()
+    state.write_text("{}")
+    with pytest.raises(RunError, match=r"state\.json: missing key 'plateau'; the checkpoint cannot be read"):
+        run_experiment(tiny(), tmp_path, resume=True)
+    state.write_text(whole)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"expected 2 complete lines in metrics\.jsonl, which has 0"):
+        run_experiment(tiny(), tmp_path, resume=True)
+
+
+def test_an_unwritable_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file/run: cannot write: Not a directory"):
+        run_experiment(tiny(), tmp_path / "file/run")
+
+
+@pytest.mark.parametrize("step", ["replace", "fsync"])
+def test_a_full_disk(step, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        RunError,
+        match=r"run.*: cannot write: No space left on device; files written before are complete, --resume continues",
+    ):
+        run_experiment(tiny(), tmp_path / "run", callback=Stopper(2, lambda: monkeypatch.setattr(os, step, full)))
+    monkeypatch.undo()
+    run_experiment(tiny(), tmp_path / "run", resume=True)
+    run_experiment(tiny(), tmp_path / "whole")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def train_with_small_files(folder):
+    torch.set_num_threads(1)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
+    try:
+        run_experiment(tiny(), folder, callback=Stopper(1, limit))
+    except RunError as error:
+        (folder / "message").write_text(str(error))
+
+
+def test_a_file_size_limit(tmp_path):
+    """The system refuses to write the second checkpoint and later ones."""
+    process = processes().Process(target=train_with_small_files, args=(tmp_path / "run",))
+    process.start()
+    process.join()
+    assert "cannot write: " in (tmp_path / "run/message").read_text()
+    assert "File too large" in (tmp_path / "run/message").read_text()
+    assert not list((tmp_path / "run").rglob(".*.partial"))
+    run_experiment(tiny(), tmp_path / "run", resume=True)
+    assert lines(tmp_path / "run") == 3
