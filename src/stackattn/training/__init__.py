@@ -3,6 +3,7 @@
 cfl          context-free languages
 lm           language modelling of sentences
 mt           translation
+sentences    options and tasks that lm and mt share
 translator   a trained translation model with its tokenizer
 options      the section `training` of configurations
 experiment   trains a configuration in a run folder

@@ -15,23 +15,23 @@ from torch.nn.functional import cross_entropy
 
 from ..config import kinds, require
 from ..models import TransformerArchitecture, TransformerLM
-from ..models.saving import load, save
+from ..models.saving import load
 from ..text.batching import pad, token_batches
-from ..text.corpus import REPORT
 from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.vocabulary import Vocabulary
 from .experiment import config_of, in_section, model_folder, perplexity
-from .options import TrainingConfig
 from .processes import find_device
 from .run import TrainingRun
+from .sentences import IGNORED, SentenceDataOptions, SentenceTask, SentenceTraining
 
 EVALUATION_TOKENS = 2048  # tokens of a batch without gradients
-IGNORED = -100  # the target of padding
 
 
 @dataclass(frozen=True)
-class LMDataOptions:
+class LMDataOptions(SentenceDataOptions):
     """The corpus and how its sentences are batched."""
+
+    CORPUS = MonolingualCorpus
 
     folder: str
     """Folder of the corpus, made by `stackattn lm prepare` or `stackattn lm prepare-ptb`."""
@@ -41,16 +41,11 @@ class LMDataOptions:
     """Range from which each random restart draws `batch_tokens`."""
     count_bos: bool = True
     """Whether BOS counts as a token of a batch."""
-    fingerprint: str | None = None
-    """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
 
     def __post_init__(self) -> None:
-        require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
+        super().__post_init__()
         low, high = self.batch_tokens_range
         require(1 <= low <= high, "batch_tokens_range", "two numbers of at least 1, the smaller first", [low, high])
-        # A run can be read without its corpus.
-        if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "fingerprint", MonolingualCorpus(self.folder).fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +66,12 @@ class LMArchitecture(TransformerArchitecture):
 
 
 @dataclass(frozen=True)
-class LMTraining(TrainingConfig):
+class LMTraining(SentenceTraining):
     """The paper's settings for the Penn Treebank."""
 
     learning_rate: float = 1e-4
     learning_rates: tuple[float, float] = (1e-6, 1e-4)
     max_epochs: int = 10_000
-    lr_factor: float = 0.5
-    lr_patience: int = 2
-    stop_patience: int = 4
     evaluate_every: int | None = 20_000
 
 
@@ -93,7 +85,7 @@ class LMConfig:
 
     def make(self) -> tuple[LMTask, TransformerLM]:
         task = in_section("data", LMTask, self.data)
-        return task, in_section("model", build_model, self, task.vocabulary)
+        return task, in_section("model", build_model, self, task.tokenizer)
 
     def redraw(self, seed: int) -> LMConfig:
         """Draw the size of the batches; the corpus stays the same."""
@@ -107,14 +99,16 @@ def build_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
     return TransformerLM(config.model.for_vocabulary(vocabulary.input_size, vocabulary.output_size))
 
 
-class LMTask:
+class LMTask(SentenceTask):
+    tokenizer: Vocabulary
+
     def __init__(self, options: LMDataOptions):
         self.options = options
         corpus = MonolingualCorpus(options.folder)
         corpus.check_fingerprint(options.fingerprint)
-        self.vocabulary = corpus.tokenizer()
-        self.training = corpus.encode_split("train", self.vocabulary)
-        self.validation = corpus.encode_split("validation", self.vocabulary)
+        self.tokenizer = corpus.tokenizer()
+        self.training = corpus.encode_split("train", self.tokenizer)
+        self.validation = corpus.encode_split("validation", self.tokenizer)
         self._lengths = [len(sentence) for sentence in self.training]
         self._costs = [length + options.count_bos for length in self._lengths]
 
@@ -122,29 +116,19 @@ class LMTask:
         """Batches of sentence numbers."""
         return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
 
-    def size(self, batch: list[int]) -> int:
-        return len(batch)
-
-    def share(self, batch: list[int], rank: int, count: int) -> list[int]:
-        return batch[rank::count]
-
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
         """Summed over the tokens of a sentence, averaged over sentences."""
-        nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.vocabulary)
+        nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.tokenizer)
         return nats.sum() / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        found = evaluate_sentences(model, self.validation, self.vocabulary)
+        found = evaluate_sentences(model, self.validation, self.tokenizer)
         return {
             "score": found["cross_entropy"],
             "cross_entropy": found["cross_entropy"],
             "perplexity": found["perplexity"],
             "examples_per_epoch": len(self.training),
         }
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        self.vocabulary.save(folder)
-        save(model, folder)
 
 
 def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Tensor:

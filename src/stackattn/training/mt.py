@@ -13,49 +13,39 @@ from torch.nn.functional import cross_entropy
 
 from ..config import require
 from ..models import Seq2SeqArchitecture, Seq2SeqTransformer
-from ..models.saving import save
 from ..text.batching import pad, token_batches
 from ..text.bitext_corpus import BitextCorpus
-from ..text.corpus import REPORT
 from ..text.pieces import PieceTokenizer
 from .experiment import config_of, in_section, perplexity
-from .options import TrainingConfig
-
-IGNORED = -100  # the target of padding
+from .sentences import IGNORED, SentenceDataOptions, SentenceTask, SentenceTraining
 
 
 @dataclass(frozen=True)
-class MTDataOptions:
+class MTDataOptions(SentenceDataOptions):
     """The corpus and how its sentence pairs are batched."""
+
+    CORPUS = BitextCorpus
 
     folder: str
     """Folder of the corpus, made by `stackattn mt prepare`."""
-    fingerprint: str | None = None
-    """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
     batch_tokens: int = 2048
     """Largest number of tokens on either side of a batch, including padding, BOS and EOS."""
     label_smoothing: float = 0.1
     """Label smoothing of the training loss, at least 0 and less than 1."""
 
     def __post_init__(self) -> None:
-        require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
+        super().__post_init__()
         smoothing = self.label_smoothing
         require(0 <= smoothing < 1, "label_smoothing", "at least 0 and less than 1", smoothing)
-        # A run can be read without its corpus.
-        if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "fingerprint", BitextCorpus(self.folder).fingerprint)
 
 
 @dataclass(frozen=True)
-class MTTraining(TrainingConfig):
+class MTTraining(SentenceTraining):
     """The paper's settings for translation."""
 
     learning_rate: float = 3e-4
     learning_rates: tuple[float, float] = (1e-5, 1e-3)
     max_epochs: int = 100
-    lr_factor: float = 0.5
-    lr_patience: int = 2
-    stop_patience: int = 4
     evaluate_every: int | None = 50_000
 
 
@@ -114,7 +104,9 @@ class Pairs:
         return total / int(np.sum([len(target) + 1 for target in self.target]))
 
 
-class MTTask:
+class MTTask(SentenceTask):
+    tokenizer: PieceTokenizer
+
     def __init__(self, options: MTDataOptions):
         corpus = BitextCorpus(options.folder)
         corpus.check_fingerprint(options.fingerprint)
@@ -126,12 +118,6 @@ class MTTask:
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
         return self.training.batches(self.options.batch_tokens, generator)
 
-    def size(self, batch: list[int]) -> int:
-        return len(batch)
-
-    def share(self, batch: list[int], rank: int, count: int) -> list[int]:
-        return batch[rank::count]
-
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
         """Summed over the tokens of a sentence, averaged over sentences."""
         return self.training.loss(model, batch, self.options.label_smoothing) / len(batch)
@@ -139,10 +125,6 @@ class MTTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         found = self.validation.cross_entropy(model, self.options.batch_tokens)
         return {"score": found, "cross_entropy": found, "perplexity": perplexity(found)}
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        self.tokenizer.save(folder)
-        save(model, folder)
 
 
 def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:

@@ -1,0 +1,61 @@
+"""What language models and translation models of sentences have in common: options and parts of the training task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torch import nn
+
+from ..config import require
+from ..models.saving import save
+from ..text.corpus import REPORT, Corpus, Tokenizer
+from .options import TrainingConfig
+
+IGNORED = -100  # the target of padding
+
+
+@dataclass(frozen=True)
+class SentenceDataOptions:
+    """A prepared corpus and the size of its batches."""
+
+    CORPUS: ClassVar[type[Corpus]]
+
+    folder: str
+    """Folder of the corpus."""
+    batch_tokens: int
+    """Largest size of a batch in tokens."""
+    fingerprint: str | None = None
+    """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
+
+    def __post_init__(self) -> None:
+        require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
+        # A run can be read without its corpus.
+        if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
+            object.__setattr__(self, "fingerprint", self.CORPUS(self.folder).fingerprint)
+
+
+@dataclass(frozen=True)
+class SentenceTraining(TrainingConfig):
+    """The paper's schedule for text: halve the learning rate after 2 evaluations without improvement, stop after 4."""
+
+    lr_factor: float = 0.5
+    lr_patience: int = 2
+    stop_patience: int = 4
+
+
+class SentenceTask:
+    """The part of a training task that is the same for every batch of sentence numbers."""
+
+    tokenizer: Tokenizer
+
+    def size(self, batch: list[int]) -> int:
+        return len(batch)
+
+    def share(self, batch: list[int], rank: int, count: int) -> list[int]:
+        return batch[rank::count]
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        self.tokenizer.save(folder)
+        save(model, folder)
