@@ -70,20 +70,9 @@ class LSTMLM(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Compute logits.
+        """Compute logits: tokens (B, T) and lengths (B,) -> (B, T, output_size).
 
-        Args:
-            tokens: (B, T), int64 or int32
-                The first token of each sequence is bos.
-            lengths: (B,), optional
-                Number of tokens of each sequence. Later tokens are padding: they are ignored, and their logits are
-                meaningless.
-
-        Returns:
-            Logits (B, T, output_size).
-
-        Raises:
-            ValueError, TypeError: wrong shape or dtype, or (on the CPU) a token that is not in the vocabulary.
+        The first token of each sequence is bos. Arguments and errors are those of `TransformerLM.forward`.
         """
         check_tokens("tokens", tokens, lengths)
         # Reading the padding is safe here: it affects only later steps and the final state, which is discarded.

@@ -219,13 +219,5 @@ def _(inputs, memory, backend, grad):
 
 
 _op_backward.without_gradient(NO_SECOND_DERIVATIVES)
-
-
-@_op.batched
-def _(tensors, size, backend):
-    return _op(*tensors, backend).unflatten(0, (size, -1)), 0
-
-
-@_op_backward.batched
-def _(tensors, size, backend):
-    return tuple(x.unflatten(0, (size, -1)) for x in _op_backward(*tensors, backend)), (0, 0)
+_op.batched_over_first_axis()
+_op_backward.batched_over_first_axis()

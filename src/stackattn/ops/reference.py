@@ -56,15 +56,8 @@ def nondeterministic_readings(
     zeta = {(-1, 0): _initial(push, B, Q, S, Q, S, 1) + bottom[:, None, None, None, None]}  # [i, t]: (B, Q, S, Q, S, m)
     for t in range(1, n + 1):
         for i in range(-1, t):
-            terms = []
-            if i == t - 1:
-                terms.append(push[:, t - 1, ..., None] + v[:, t - 1, None, None, None, None])
-            else:
-                terms.append(log_einsum("bqxszm,bszry->bqxrym", zeta[i, t - 1], replace[:, t - 1]))
-            if ks := range(i + 1, t - 1):
-                inner, popped = _stack(zeta[i, k] for k in ks), _stack(gamma_prime[k, t] for k in ks)
-                terms.append(log_einsum("bkqxuym,bkuyr->bqxrym", inner, popped))
-            zeta[i, t] = log_sum(_stack(terms), (1,))
+            pushed = push[:, t - 1, ..., None] + v[:, t - 1, None, None, None, None]
+            zeta[i, t] = _inner_weight(zeta, gamma_prime, i, t, pushed, replace[:, t - 1], "m")
 
     readings = [alpha[0][:, None, :, :, None].expand(B, 1, Q, S, m)[:, :0]]
     for t in range(1, n + 1):
@@ -118,17 +111,29 @@ def _inner_and_forward_weights(
         for k in range(t - 1):
             gamma_prime[k, t] = log_einsum("buysz,bszr->buyr", gamma[k, t - 1], pop[:, t - 1])
         for i in range(-1, t):
-            terms = []
-            if i == t - 1:
-                terms.append(push[:, t - 1])
-            else:
-                terms.append(log_einsum("bqxsz,bszry->bqxry", gamma[i, t - 1], replace[:, t - 1]))
-            if ks := range(i + 1, t - 1):
-                inner, popped = _stack(gamma[i, k] for k in ks), _stack(gamma_prime[k, t] for k in ks)
-                terms.append(log_einsum("bkqxuy,bkuyr->bqxry", inner, popped))
-            gamma[i, t] = log_sum(_stack(terms), (1,))
+            gamma[i, t] = _inner_weight(gamma, gamma_prime, i, t, push[:, t - 1], replace[:, t - 1])
         alpha[t] = _sum_over_i("biqx,biqxry->bry", alpha, gamma, t)
     return gamma, gamma_prime, alpha
+
+
+def _inner_weight(
+    inner: Mapping[tuple[int, int], Tensor],
+    gamma_prime: Mapping[tuple[int, int], Tensor],
+    i: int,
+    t: int,
+    pushed: Tensor,
+    replace: Tensor,
+    m: str = "",
+) -> Tensor:
+    """inner[i, t], (B, Q, S, Q, S), from earlier ones and step t; `m` is the letter of another axis at its end.
+
+    Its runs end with the push of element i, with a replacement of element i, or with the pop of an element above it.
+    """
+    terms = [pushed if i == t - 1 else log_einsum(f"bqxsz{m},bszry->bqxry{m}", inner[i, t - 1], replace)]
+    if ks := range(i + 1, t - 1):
+        below, popped = _stack(inner[i, k] for k in ks), _stack(gamma_prime[k, t] for k in ks)
+        terms.append(log_einsum(f"bkqxuy{m},bkuyr->bqxry{m}", below, popped))
+    return log_sum(_stack(terms), (1,))
 
 
 def _sum_over_i(equation: str, alpha: Mapping[int, Tensor], inner: Mapping[tuple[int, int], Tensor], t: int) -> Tensor:

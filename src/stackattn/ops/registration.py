@@ -87,6 +87,16 @@ class Operator:
         self._batched = function
         torch.library.register_vmap(self._name, self._vmap, lib=_library)
 
+    def batched_over_first_axis(self) -> None:
+        """Register the batching rule of an operator without `memory`: call it once on the folded tensors."""
+
+        @self.batched
+        def _(tensors, size, backend):
+            results = self(*tensors, backend)
+            if isinstance(results, torch.Tensor):
+                return results.unflatten(0, (size, -1)), 0
+            return tuple(x.unflatten(0, (size, -1)) for x in results), (0,) * len(results)
+
     def _vmap(self, info, in_dims, *args):
         folded = []
         for argument, x, dim in zip(self._call._schema.arguments[:-1], args[:-1], in_dims[:-1], strict=True):

@@ -80,12 +80,7 @@ def best_runs(
     """The run with the largest weight of each sequence. Ties are broken deterministically.
 
     Args:
-        log_push: (B, T, Q, S, Q, S)
-        log_replace: (B, T, Q, S, Q, S)
-        log_pop: (B, T, Q, S, Q)
-            Log weights of the transitions, as in `nondeterministic_weights`.
-        lengths: (B,), optional
-            Number of steps of each sequence. Later steps are ignored.
+        log_push, log_replace, log_pop, lengths: as in `nondeterministic_weights`.
 
     Returns:
         One run for each sequence.
