@@ -1,6 +1,6 @@
 """The cases: shapes, what is compared on them, and the tests that must pass before a speed counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -12,6 +12,7 @@ from .targets import RATE
 OPERATOR_TESTS = ("tests/ops",)
 MODEL_TESTS = ("tests/nn", "tests/models")
 TRANSFORMERS = ("Tf", "Tf+Sup", "Tf+Nd")
+LSTMS = ("LSTM", "LSTM+Sup", "LSTM+Nd")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,21 @@ class Case:
 def _chart(shape: Shape) -> float:
     B, T, Q, S, _ = shape
     return 3 * (Q**3 * S + Q**2 * S) * T**3 / 6 * B
+
+
+def _models(build: Callable[..., Step], names: Iterable[str]) -> dict[str, Contender]:
+    return {name: Contender(partial(build, architecture=name)) for name in names}
+
+
+def _model_case(
+    about: str,
+    shape: Shape,
+    build: Callable[..., Step],
+    names: Iterable[str] = TRANSFORMERS,
+    tests: tuple[str, ...] = MODEL_TESTS,
+) -> Case:
+    """A case with one contender for each of the paper's models."""
+    return Case(about, "BT", (shape,), _models(build, names), tests)
 
 
 LENGTHS = (40, 60, 80, 100, 200, 400, 800)
@@ -132,48 +148,35 @@ CASES = {
         "BT",
         (Shape(T=60),),
         {
-            "Tf": Contender(partial(models.training, architecture="Tf")),
-            "Tf+Sup": Contender(partial(models.training, architecture="Tf+Sup")),
-            "Tf+Nd": Contender(partial(models.training, architecture="Tf+Nd")),
+            **_models(models.training, TRANSFORMERS),
             "Tf, no dropout": Contender(partial(models.training, architecture="Tf", dropout=0.0)),
             "Tf+Nd, no dropout": Contender(partial(models.training, architecture="Tf+Nd", dropout=0.0)),
             "nn.TransformerEncoder": Contender(models.transformer_encoder),
             "loop over nn.LSTMCell": Contender(models.loop_over_cells),
-            "LSTM": Contender(partial(models.training, architecture="LSTM")),
-            "LSTM+Sup": Contender(partial(models.training, architecture="LSTM+Sup")),
-            "LSTM+Nd": Contender(partial(models.training, architecture="LSTM+Nd")),
+            **_models(models.training, LSTMS),
         },
         tests=MODEL_TESTS,
     ),
-    "decoding": Case(
+    "decoding": _model_case(
         "The next token after T tokens, from the models' states.",
-        "BT",
-        (Shape(T=100),),
-        {
-            name: Contender(partial(models.decoding, architecture=name))
-            for name in ("Tf", "Tf+Sup", "Tf+Nd", "LSTM", "LSTM+Sup", "LSTM+Nd")
-        },
-        tests=MODEL_TESTS,
+        Shape(T=100),
+        models.decoding,
+        TRANSFORMERS + LSTMS,
     ),
-    "translation": Case(
+    "translation": _model_case(
         "A training step of the paper's smallest translation models (d_model 160), B pairs of T tokens.",
-        "BT",
-        (Shape(B=64, T=30),),
-        {name: Contender(partial(translation.training, architecture=name)) for name in TRANSFORMERS},
-        tests=MODEL_TESTS,
+        Shape(B=64, T=30),
+        translation.training,
     ),
-    "translating": Case(
+    "translating": _model_case(
         "Translating B sentences of T tokens into T tokens, beam 4, with the same models.",
-        "BT",
-        (Shape(B=32, T=30),),
-        {name: Contender(partial(translation.translating, architecture=name)) for name in TRANSFORMERS},
-        tests=MODEL_TESTS,
+        Shape(B=32, T=30),
+        translation.translating,
     ),
-    "ptb": Case(
+    "ptb": _model_case(
         "A training step of the paper's models for the Penn Treebank, on B sentences of T tokens.",
-        "BT",
-        (Shape(B=12, T=24),),
-        {name: Contender(partial(sentences.training, architecture=name)) for name in TRANSFORMERS},
+        Shape(B=12, T=24),
+        sentences.training,
         tests=(*MODEL_TESTS, "tests/training/test_training_lm.py"),
     ),
 }
