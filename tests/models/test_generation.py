@@ -1,17 +1,14 @@
-"""Text generation, compared with naive searches and on models with known answers."""
+"""Greedy decoding, sampling and beam search on models with known answers and in full passes; wrong arguments."""
 
 import math
 from dataclasses import dataclass
 
 import pytest
 import torch
+from generation_models import BOS, EOS, KINDS, Table, V, language_model, random_prompts, seq2seq_model
 from torch import nn
 
 from stackattn.models import (
-    LSTMLM,
-    LSTMConfig,
-    Seq2SeqConfig,
-    Seq2SeqTransformer,
     TransformerLM,
     TransformerLMConfig,
     beam_search,
@@ -20,183 +17,6 @@ from stackattn.models import (
 )
 from stackattn.models.generation import _draw
 from stackattn.nn import State
-
-V, EOS, BOS = 5, 4, 5
-KINDS = [
-    "2",
-    "1.superposition-3x2",
-    "nondeterministic-2-2-2.1",
-    "lstm",
-    "lstm+superposition-2",
-    "lstm+nondeterministic-2-2-2",
-]
-SEQ2SEQ = ["seq2seq 1", "seq2seq superposition-3", "seq2seq nondeterministic-2-2-2"]
-
-
-def language_model(kind: str, seed: int, eos_bias: float = 0.0):
-    """A model in float64: a full pass and single steps differ far less than random scores do."""
-    torch.manual_seed(seed)
-    if kind.startswith("lstm"):
-        stack = kind.partition("+")[2] or None
-        model = LSTMLM(LSTMConfig(input_size=V + 1, output_size=V, hidden_size=8, stack=stack, init_range=1.5))
-    else:
-        model = TransformerLM(
-            TransformerLMConfig(
-                input_size=V + 1, output_size=V, layers=kind, d_model=8, heads=2, hidden_size=8, init_range=1.0
-            )
-        )
-    with torch.no_grad():
-        nn.init.normal_(model.output.bias)  # otherwise the LSTM's first prediction is uniform, which gives ties
-        model.output.weight *= 3  # makes predictions depend on earlier tokens
-        model.output.bias[EOS] += eos_bias
-    return model.double().eval()
-
-
-def seq2seq_model(kind: str, seed: int):
-    torch.manual_seed(seed)
-    layers = kind.split()[1]
-    config = Seq2SeqConfig(
-        input_size=V + 1, output_size=V, layers=layers, d_model=8, heads=2, hidden_size=8, init_range=1.5
-    )
-    return Seq2SeqTransformer(config).double().eval()
-
-
-def naive_beam_search(full_pass, beam_size, limit):
-    """Literal beam search; `full_pass` maps lists of tokens to the log-probabilities of the next tokens."""
-    k = min(beam_size, V)
-    beam = [([], 0.0)]  # tokens with eos, log-probability
-    for _ in range(limit):
-        candidates = [(tokens, total) for tokens, total in beam if tokens[-1:] == [EOS]]
-        unfinished = [(tokens, total) for tokens, total in beam if tokens[-1:] != [EOS]]
-        rows = full_pass([tokens for tokens, _ in unfinished])
-        for (tokens, total), row in zip(unfinished, rows, strict=True):
-            best = sorted(range(V), key=row.__getitem__, reverse=True)[:k]
-            candidates += [([*tokens, token], total + row[token]) for token in best]
-        candidates.sort(key=lambda candidate: candidate[1] / len(candidate[0]), reverse=True)
-        beam = candidates[:k]
-        if beam[0][0][-1] == EOS:
-            return beam[0][0][:-1], beam[0][1], True, False
-    passed_over = any(tokens[-1] == EOS for tokens, _ in beam)
-    return *next((tokens, total) for tokens, total in beam if tokens[-1:] != [EOS]), False, passed_over
-
-
-@torch.no_grad()
-def compare(model, prompts, lengths, limit, beam_size, source=None, source_lengths=None):
-    """Compare the batched search with the naive one for each prompt; returns the cases that occurred."""
-    state = None if source is None else model.initial_state(source, source_lengths)
-    found = beam_search(model, prompts, state, lengths=lengths, eos=EOS, beam_size=beam_size, max_new_tokens=limit)
-    seen = []
-    for b, result in enumerate(found):
-
-        def full_pass(hypotheses, b=b):
-            prompt = prompts[b, : lengths[b]].tolist()
-            inputs = torch.tensor([prompt + tokens for tokens in hypotheses])
-            if source is None:
-                logits = model(inputs)
-            else:
-                alone = source[b, : source_lengths[b]].expand(len(inputs), -1)
-                logits = model(alone, inputs)
-            return logits[:, -1].log_softmax(-1).tolist()
-
-        tokens, total, finished, passed_over = naive_beam_search(full_pass, beam_size, limit)
-        assert (result.tokens, result.finished) == (tokens, finished)
-        assert result.log_prob == pytest.approx(total, abs=1e-9)
-        seen.append((len(tokens), finished, passed_over))
-    return seen
-
-
-def random_prompts(generator, batch):
-    lengths = torch.randint(1, 4, (batch,), generator=generator)
-    prompts = torch.randint(0, V - 1, (batch, int(lengths.max())), generator=generator)
-    prompts[:, 0] = BOS
-    return prompts, lengths
-
-
-def check_beam_search(seeds):
-    seen = []
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        beam_size, limit = 1 + seed % 7, 3 + seed % 8
-        kind = (KINDS + SEQ2SEQ)[seed % 9]
-        if kind in KINDS:
-            model = language_model(kind, seed, eos_bias=seed % 4 - 1.0)
-            seen += compare(model, *random_prompts(generator, 3), limit, beam_size)
-        else:
-            source, source_lengths = random_prompts(generator, 3)
-            prompts = torch.full((3, 1), BOS)
-            model = seq2seq_model(kind, seed)
-            seen += compare(model, prompts, torch.ones(3).long(), limit, beam_size, source, source_lengths)
-    return seen
-
-
-def test_beam_search_equals_naive_search():
-    seen = check_beam_search(range(108))
-    assert sum(not finished for _, finished, _ in seen) >= 50, "some hit the limit"
-    assert sum(passed_over for _, _, passed_over in seen) >= 10, "some of them with finished hypotheses below"
-    assert len({length for length, finished, _ in seen if finished}) >= 5, "some end sooner than others"
-
-
-@dataclass(frozen=True)
-class Prefixes(State):
-    tokens: torch.Tensor  # (B, steps so far)
-
-
-class Table(nn.Module):
-    """Next-token probabilities by the text predicted so far, initially `""`; eos has probability 1 after other text."""
-
-    def __init__(self, table: dict[str, dict[str, float]]):
-        super().__init__()
-        self.table = table
-        self.rows = []  # number of rows of each call
-
-    def initial_state(self, batch_size):
-        return Prefixes(torch.zeros(batch_size, 0, dtype=torch.long))
-
-    def extend(self, tokens, state, lengths=None):
-        self.rows.append(len(tokens))
-        tokens = torch.cat([state.tokens, tokens], dim=1)
-        logits = torch.full((len(tokens), V), -torch.inf, dtype=torch.float64)
-        for row, prefix in zip(logits, tokens.tolist(), strict=True):
-            for letter, p in self.table.get("".join("abcd"[i] for i in prefix[1:]), {"$": 1.0}).items():
-                row["abcd$".index(letter)] = math.log(p)
-        return logits[:, None], Prefixes(tokens)
-
-
-def search(table, **options):
-    model = Table(table)
-    [result] = beam_search(model, torch.tensor([[BOS]]), eos=EOS, **options)
-    return "".join("abcd"[i] for i in result.tokens), result.finished, math.exp(result.log_prob), model
-
-
-def test_beam_search_continues_while_the_best_hypothesis_is_unfinished():
-    # "" finishes at once with 0.4, less than "a" (0.6); "ab$" has 0.6 * 0.5 * 0.9 = 0.27, a mean of 0.646.
-    table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.5, "c": 0.3, "$": 0.2}, "ab": {"$": 0.9, "a": 0.1}}
-    assert search(table, beam_size=2)[:3] == ("ab", True, pytest.approx(0.27))
-    # If "$" has probability 0.7, the search ends at once.
-    table[""] = {"$": 0.7, "a": 0.3}
-    assert search(table, beam_size=2)[:2] == ("", True)
-
-
-def test_beam_search_ends_when_a_finished_hypothesis_is_best():
-    # After one step "a" (0.55) leads; after two the frozen "$" (0.45) beats every continuation of "a" (sqrt 0.17).
-    table = {"": {"$": 0.45, "a": 0.55}, "a": {"a": 0.3, "b": 0.3, "c": 0.4}}
-    text, finished, p, _ = search({**table, "a": {"a": 0.3, "b": 0.34, "c": 0.36}}, beam_size=2)
-    assert (text, finished, p) == ("", True, pytest.approx(0.45))
-
-
-def test_beam_search_returns_an_unfinished_hypothesis_at_the_limit():
-    table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.9, "a": 0.1}, "ab": {"b": 0.9, "a": 0.1}}
-    assert search(table, beam_size=2, max_new_tokens=2)[:3] == ("ab", False, pytest.approx(0.54))
-    # eos may be the last allowed token.
-    assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=2)[:2] == ("a", True)
-    assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=1)[:2] == ("a", False)
-    assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=0)[:3] == ("", False, 1.0)
-
-
-def test_beam_search_extends_only_unfinished_hypotheses():
-    table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.9, "a": 0.1}, "ab": {"b": 0.9, "a": 0.1}}
-    model = search(table, beam_size=2, max_new_tokens=3)[3]
-    assert model.rows == [1, 1, 1], "the finished hypothesis takes the other place of the beam"
 
 
 @dataclass(frozen=True)

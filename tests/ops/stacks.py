@@ -75,3 +75,26 @@ def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float, 
     """Largest error relative to the largest entry, tensor by tensor; nan is never close."""
     errors = [relative_error(a, b, floor) for a, b in zip(found, expected, strict=True)]
     assert all(error <= tolerance for error in errors), f"relative errors {errors}"
+
+
+def pieces(inputs, sizes):
+    return list(zip(*(x.split(sizes, 1) for x in inputs), strict=True))
+
+
+def widened(rows, columns):
+    """Zeros for the elements that are pushed later."""
+    return torch.cat([rows, rows.new_zeros(*rows.shape[:2], columns - rows.shape[2], *rows.shape[3:])], 2)
+
+
+def in_chunks(stack, backend, sizes, lengths=None):
+    """The operator by way of a state; `lengths` of each chunk."""
+
+    def weights(*inputs):
+        state, rows = stack.state(len(inputs[0]), backend), []
+        for n, piece in enumerate(pieces(inputs, sizes)):
+            row, state = state.extend(*piece, *([] if lengths is None else [lengths[n]]))
+            rows.append(row)
+        assert state.length == sum(sizes) == inputs[0].shape[1]
+        return torch.cat([widened(row, rows[-1].shape[2]) for row in rows], 1)
+
+    return weights

@@ -4,8 +4,19 @@ import random
 
 import pytest
 import torch
-from oracles import decoy, random_transitions, with_gradients
-from stacks import FAST, HARD_STACKS, STACKS, Nondeterministic, Superposition, assert_close, operator, seeded
+from oracles import random_transitions, with_gradients
+from stacks import (
+    FAST,
+    HARD_STACKS,
+    STACKS,
+    Nondeterministic,
+    Superposition,
+    assert_close,
+    in_chunks,
+    operator,
+    pieces,
+    seeded,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stackattn import NondeterministicState, SuperpositionState
@@ -13,29 +24,6 @@ from stackattn import NondeterministicState, SuperpositionState
 ALL = [*STACKS, *HARD_STACKS]
 both = pytest.mark.parametrize("backend", FAST)
 all_stacks = pytest.mark.parametrize("stack", ALL)
-
-
-def pieces(inputs, sizes):
-    return list(zip(*(x.split(sizes, 1) for x in inputs), strict=True))
-
-
-def widened(rows, columns):
-    """Zeros for the elements that are pushed later."""
-    return torch.cat([rows, rows.new_zeros(*rows.shape[:2], columns - rows.shape[2], *rows.shape[3:])], 2)
-
-
-def in_chunks(stack, backend, sizes, lengths=None):
-    """The operator by way of a state; `lengths` of each chunk."""
-
-    def weights(*inputs):
-        state, rows = stack.state(len(inputs[0]), backend), []
-        for n, piece in enumerate(pieces(inputs, sizes)):
-            row, state = state.extend(*piece, *([] if lengths is None else [lengths[n]]))
-            rows.append(row)
-        assert state.length == sum(sizes) == inputs[0].shape[1]
-        return torch.cat([widened(row, rows[-1].shape[2]) for row in rows], 1)
-
-    return weights
 
 
 @both
@@ -222,49 +210,6 @@ def test_recurrent_controller(stack, backend):
         return torch.stack(readings[1:], 1)
 
     assert_close(with_gradients(by_state, maps), with_gradients(by_operator, maps), 1e-9, floor=1e-3)
-
-
-@both
-@pytest.mark.parametrize("sizes", [[1] * 12, [4, 3, 5], [12]], ids=str)
-@pytest.mark.parametrize("trouble", ["scale", "decoy", "death"])
-def test_trouble_in_the_middle_of_a_state(trouble, sizes, backend):
-    """One sequence of the batch leaves the range of plain doubles at its sixth step, or ends there."""
-    stack = Nondeterministic(1, 3)
-    inputs = stack.inputs(3, 12)
-    for x, hidden in zip(inputs, decoy(3)[0], strict=True):
-        if trouble == "scale":
-            x[1, 5:8] *= 2000.0
-        elif trouble == "decoy":
-            x[1, 5:8] = hidden[0]
-        else:
-            x[1, 5:] = -torch.inf
-    expected = with_gradients(operator(stack, backend), inputs)
-    assert_close(with_gradients(in_chunks(stack, backend, sizes), inputs), expected, 1e-9)
-    assert expected[0][1, 5:].any() == (trouble != "death")
-
-
-@both
-@pytest.mark.parametrize("index", [[0, 1, 2], [1, 1, 0, 2], [0]], ids=str)
-def test_states_in_trouble_are_values_too(index, backend):
-    """After trouble in the middle: reordered, detached, moved and branched."""
-    stack, index = Nondeterministic(1, 3), torch.tensor(index)
-    inputs, later = stack.inputs(3, 8), stack.inputs(len(index), 3, seed=1)
-    for x, hidden in zip(inputs, decoy(3)[0], strict=True):
-        x[1, 5:] = hidden[0]
-
-    def by_state(*inputs):
-        _, state = stack.state(3, backend).extend(*(x[:, :5] for x in inputs))
-        _, state = state.extend(*(x[:, 5:] for x in inputs))
-        rows, state = state.to("cpu").reorder(index).extend(*later)
-        again, _ = state.detach().extend(*later)
-        return torch.cat([widened(rows, again.shape[2]), again], 1)
-
-    def by_operator(*inputs):
-        whole = [torch.cat([x[index], y, y], 1) for x, y in zip(inputs, later, strict=True)]
-        rows = operator(stack, backend)(*whole)
-        return torch.cat([rows[:, 8:11], rows[:, 11:].detach()], 1)
-
-    assert_close(with_gradients(by_state, inputs), with_gradients(by_operator, inputs), 1e-9)
 
 
 @both
