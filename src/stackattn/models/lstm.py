@@ -120,9 +120,9 @@ class LSTMLM(nn.Module):
         return rows[..., :-1].to(self.bias.dtype)
 
     def _unroll_in_one_call(self, tokens: Tensor) -> Tensor | None:
-        """Hidden states (B, T, hidden_size) by the kernel, or None if it cannot compute them.
+        """Compute the hidden states (B, T, hidden_size) with the kernel; None if it does not support the inputs.
 
-        The stack is used from the second token after bos on; without it, its parameters must not get gradients of zero.
+        Sequences of bos and one token do not use the stack, and its parameters must get no gradients instead of zeros.
         """
         if not isinstance(self.stack, SuperpositionLSTMStack) or tokens.shape[1] < 3 or not is_plain(self.bias):
             return None
