@@ -49,7 +49,7 @@ def test_perplexity_equals_that_of_reading_token_by_token(layers, folder):
     """The oracle uses neither padding nor batches: it reads one token at a time with the model's state."""
     task, model = config(folder, layers).make()
     model.eval()
-    vocabulary, logs = task.vocabulary, []
+    vocabulary, logs = task.tokenizer, []
     for sentence in task.validation:
         state, last, row = model.initial_state(1), vocabulary.bos, []
         for token in [*sentence, vocabulary.eos]:
