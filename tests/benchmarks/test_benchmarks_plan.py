@@ -41,7 +41,9 @@ def test_runs_are_queued_as_reproduce_trains_them():
 
 def leave_run(folder, epochs, finished=True):
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"epoch": i + 1}) + "\n" for i in range(epochs)))
+    figures = dict.fromkeys(["examples", "train_loss", "score", "learning_rate", "seconds"], 1)
+    lines = [json.dumps({"evaluation": i, "epoch": i, **figures}) for i in range(1, epochs + 1)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     if finished:
         (folder / "result.json").write_text("{}")
 

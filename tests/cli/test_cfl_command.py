@@ -64,7 +64,7 @@ def test_train_on_a_grammar_file(tmp_path, config, capsys):
     ("arguments", "message"),
     [
         (["--set", "training.epochs=1"], "unknown key 'training.epochs'; did you mean 'training.max_epochs'?"),
-        (["--set", "model.layers=2.stack"], "model: "),
+        (["--set", "model.layers=2.stack"], "model.layers: "),
         (["--set", "language.name=nowhere.cfg"], "nowhere.cfg"),
     ],
 )
