@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.pytorch.log_chart import log_chart, log_sum
+from ..ops.pytorch.log_chart import LogChart, log_sum
 
 
 def superposition_contents(weights: Tensor) -> Tensor:
@@ -26,17 +26,15 @@ def superposition_contents(weights: Tensor) -> Tensor:
     return contents[:, 1:]
 
 
-def nondeterministic_contents(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
-    """Contents of a nondeterministic stack, from its log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q).
+def nondeterministic_contents(push: Tensor, replace: Tensor, chart: LogChart) -> Tensor:
+    """Contents of a nondeterministic stack, from its log weights (B, T, Q, S, Q, S) and its chart of sums over runs.
 
     Transitions depend on the state and the symbol on top, so the recurrence is computed for each pair of them.
     `given[t][r, y]` is the contents of the stack over the runs in state r with y on top at time t. Such a run ended
     with a push, a replace, or the pop of an element pushed at an earlier time k, which leaves the stack as it was at
     k. All factors are shares of runs, so none is larger than 1.
     """
-    push, replace, pop = (x.detach().to("cpu", torch.float64) for x in (log_push, log_replace, log_pop))
     B, T, Q, S = push.shape[:4]
-    chart = log_chart(push, replace, pop, log_sum)
     alpha = chart.alpha  # (B, T + 1, Q, S): log of the total weight of all runs
     given = push.new_zeros(B, T + 1, Q, S, T)
     contents = push.new_zeros(B, T, T)

@@ -187,7 +187,6 @@ def _divergence(truth: np.ndarray, log_model: Tensor) -> float:
 
 def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
     trace, first = stack.trace, stack.trace.first
-    contents = trace.contents()[0]
     found: dict[str, Any] = {
         "name": trace.name,
         "kind": trace.KIND,
@@ -197,8 +196,8 @@ def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
         "actionNames": list(trace.ACTIONS),
         "actions": [None] * first + _thousandths(trace.actions()[0]),
         "tops": _with_unread(trace.tops()[0], first),
-        "contents": [[0] * first] * first + _rows(contents, first),
-        "heights": [0.0] * first + [round(x, 3) for x in contents.sum(-1).tolist()],
+        "contents": [[0] * first] * first + _rows(trace.contents()[0], first),
+        "heights": [0.0] * first + [round(x, 3) for x in trace.heights()[0].tolist()],
         "runs": [_automaton_run_data(name, run, trace) for name, run in stack.runs],
     }
     weights = trace.split_tops() if split else None  # (1, T, T + 1, Q, S)

@@ -21,7 +21,10 @@ from .contents import nondeterministic_contents, superposition_contents
 
 @dataclass(frozen=True)
 class StackTrace(ABC):
-    """Trace of one stack on a batch of B sequences with T steps. All tensors are float64 on the CPU."""
+    """Trace of one stack on a batch of B sequences with T steps. All tensors are float64 on the CPU.
+
+    Expensive results are computed once: a method returns the same tensor each time, which must not be modified.
+    """
 
     name: str
     first: int
@@ -98,14 +101,22 @@ class SuperpositionTrace(StackTrace):
         return cls(name, first, probabilities)
 
     def tops(self) -> Tensor:
-        weights = superposition_weights(self.probabilities)  # (B, T, T)
+        weights = self._weights
         return torch.cat([(1 - weights.sum(-1, keepdim=True)).clamp(min=0), weights], dim=-1)
 
     def actions(self) -> Tensor:
         return self.probabilities
 
     def contents(self) -> Tensor:
-        return superposition_contents(superposition_weights(self.probabilities))
+        return self._contents
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        return superposition_weights(self.probabilities)  # (B, T, T)
+
+    @cached_property
+    def _contents(self) -> Tensor:
+        return superposition_contents(self._weights)
 
     def log_totals(self) -> Tensor:
         return self.probabilities.new_zeros(len(self.probabilities))
@@ -138,30 +149,41 @@ class NondeterministicTrace(StackTrace):
         return cls(name, first, (push, replace, pop))
 
     def split_tops(self) -> Tensor:
-        return nondeterministic_weights(*self.transitions)
+        return self._weights
 
     def tops(self) -> Tensor:
-        return self.split_tops().sum((-2, -1))
+        return self._weights.sum((-2, -1))
 
     def actions(self) -> Tensor:
         """Share of all runs up to a step whose last transition is of each kind."""
         push, replace, _ = self.transitions
-        alpha = self._alpha
+        alpha, _ = self._alpha_and_contents
         before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
         pushed, replaced = ((log_sum(before + x, (2, 3, 4, 5)) - total).exp() for x in (push, replace))
         popped = (1 - pushed - replaced).clamp(min=0)  # summing pops directly needs the inner weights of their pushes
         return torch.stack([pushed, replaced, popped], dim=-1)
 
     def contents(self) -> Tensor:
-        return nondeterministic_contents(*self.transitions)
+        _, contents = self._alpha_and_contents
+        return contents
 
     def log_totals(self) -> Tensor:
-        return log_sum(self._alpha[:, -1], (1, 2))
+        alpha, _ = self._alpha_and_contents
+        return log_sum(alpha[:, -1], (1, 2))
 
     @cached_property
-    def _alpha(self) -> Tensor:
-        """Log of the total weight of all runs up to each time, by final state and top symbol: (B, T + 1, Q, S)."""
-        return log_chart(*self.transitions, log_sum).alpha
+    def _weights(self) -> Tensor:
+        return nondeterministic_weights(*self.transitions)  # (B, T, T + 1, Q, S)
+
+    @cached_property
+    def _alpha_and_contents(self) -> tuple[Tensor, Tensor]:
+        """Log of the total weight of all runs up to each time (B, T + 1, Q, S), and the contents (B, T, T).
+
+        Both come from one chart, which is not kept because it is much larger.
+        """
+        push, replace, _ = self.transitions
+        chart = log_chart(*self.transitions, log_sum)
+        return chart.alpha, nondeterministic_contents(push, replace, chart)
 
     def best_runs(self) -> list[AutomatonRun]:
         return best_runs(*self.transitions)
