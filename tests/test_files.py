@@ -159,7 +159,7 @@ def test_a_folder_that_appears_in_the_meantime_is_not_overwritten(tmp_path):
 def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
     first, second = (FolderLock(tmp_path / "lock", tmp_path) for _ in range(2))
     first.acquire()
-    with pytest.raises(FolderBusy, match="another process is writing this folder; wait until it ends"):
+    with pytest.raises(FolderBusy, match="another process is writing to this folder; wait until it ends"):
         second.acquire()
     assert (first.held, first.valid, second.held) == (True, True, False)
     first.release()
@@ -175,7 +175,7 @@ def test_without_locks_there_is_a_warning(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(files.fcntl, "flock", none)
     FolderLock(tmp_path / "lock", tmp_path).acquire()
-    assert "no locks here (No locks available); make sure that no other process" in caplog.text
+    assert "the file system has no locks (No locks available); make sure that no other process" in caplog.text
 
 
 def _write(folder, name, barrier, outcomes):

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when they are first used: `stackattn --help` and `stackattn.languages` need no torch."""
+    """Import public names on first use, so that `stackattn --help` and `stackattn.languages` do not import torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = ".models.saving" if name in ("load", "save") else ".ops"

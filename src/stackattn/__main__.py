@@ -1,4 +1,4 @@
-"""`python -m stackattn` is the `stackattn` command."""
+"""Run the `stackattn` command with `python -m stackattn`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""YAML for configurations, read within bounds on size, nesting and numbers.
+"""A YAML reader for configurations, with limits on size, nesting and numbers.
 
-Accepted: mappings, lists and plain scalars (text, numbers, true, false, null). Refused, with file and line: anchors and
-aliases, tags, duplicate keys, and everything beyond the limits below. Dates are read as text.
+Accepted: mappings, lists and plain scalars (text, numbers, true, false, null). Rejected, with file and line: anchors
+and aliases, tags, duplicate keys, and anything beyond the limits below. Dates are read as text.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import yaml
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 20
 MAX_DIGITS = 40
-"""Characters in a number."""
+"""Maximum number of characters of a number."""
 
 _NUMBERS = {"tag:yaml.org,2002:int": "construct_yaml_int", "tag:yaml.org,2002:float": "construct_yaml_float"}
 _CONSTANTS = {"tag:yaml.org,2002:bool": "construct_yaml_bool", "tag:yaml.org,2002:null": "construct_yaml_null"}
 
 
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[str, str]]:
-    """Return the values of a YAML document and, for each dotted key, the place where it is defined.
+    """Return the values of a YAML document and, for each dotted key, the file and line that define it.
 
     Args:
         text: the document.
         source: name of the file, used in errors and places.
 
     Raises:
-        ValueError: the text is not YAML, uses a refused feature or exceeds a limit.
+        ValueError: the text is not YAML, uses an unsupported feature or exceeds a limit.
 
     Example:
         >>> parse_yaml("model:\\n  d_model: 32", "config.yaml")
@@ -45,7 +45,7 @@ def check_size(characters: int, source: str) -> None:
 
 
 class _Reader:
-    """Builds values from the events of the YAML parser, so that no limit is checked too late."""
+    """Builds values from the events of the YAML parser, so that limits are checked before memory is used."""
 
     def __init__(self, text: str, source: str):
         self.source = source

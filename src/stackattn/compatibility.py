@@ -1,11 +1,11 @@
-"""Translation of old files to the current format: the only module that knows old names."""
+"""Translation of old configurations and tensor names to the current format."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MODEL_FORMAT = 2
-"""Current format of saved models. All formats from 1 on can be read."""
+"""Current format of saved models. All earlier formats, from 1, can be read."""
 
 
 def upgrade_model_config(kind: str, values: dict[str, Any], format_version: int) -> dict[str, Any]:
@@ -14,10 +14,10 @@ def upgrade_model_config(kind: str, values: dict[str, Any], format_version: int)
     Args:
         kind: name of the model class.
         values: the configuration as stored.
-        format_version: format in which it is stored.
+        format_version: the format of the saved model.
 
     Returns:
-        New values; unknown keys are kept, so that the validator can report them.
+        A new dictionary; unknown keys are kept, so that the validator can report them.
     """
     values = dict(values)
     if format_version < 2:
@@ -39,7 +39,7 @@ def upgrade_run_config(values: dict[str, Any]) -> dict[str, Any]:
     """Translate the configuration of a run, as stored in its config.json, to the current options.
 
     Returns:
-        New values; unknown keys are kept, so that the validator can report them.
+        A new dictionary; unknown keys are kept, so that the validator can report them.
     """
     values = {key: dict(section) if isinstance(section, dict) else section for key, section in values.items()}
     training, data, model = (
@@ -58,7 +58,7 @@ def upgrade_run_config(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _upgrade_published(model: dict[str, Any], lstm: bool) -> None:
-    """Replace the option `published` of a model by the option that it stood for."""
+    """Replace the old option `published` of a model by its current equivalent."""
     published = model.pop("published")
     if lstm:
         model["stack_init"] = "uniform" if published else "xavier"

@@ -1,4 +1,4 @@
-"""Configurations: dataclasses read from YAML or JSON values, the only validator of both.
+"""Configurations: dataclasses built from YAML or JSON values, with validation.
 
 A configuration is a dataclass whose fields are sections (dataclasses) or options. The string literal below a field is
 its documentation, which `describe` returns. Errors name the file, the line and the key, and suggest the nearest key.
@@ -27,10 +27,10 @@ from .lines import read_lines
 
 T = TypeVar("T")
 Preset = Callable[[type, dict[str, Any]], dict[str, Any]]
-"""Takes the configuration class and the values of the file; returns nested values for the options that it sets."""
+"""Maps the configuration class and the values of the file to nested values of the options that the preset sets."""
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
-"""The default of a key that has none."""
+"""Marks a key without a default."""
 
 
 class ConfigError(ValueError):
@@ -65,9 +65,7 @@ def require(valid: bool, key: str, expected: str, found: object) -> None:
 
 
 def kinds(**classes: type) -> dict[str, Any]:
-    """Return the metadata of a dataclass field for a section whose key `kind` selects its class.
-
-    Without the key, the section has the first class.
+    """Return the metadata of a dataclass field for a section whose key `kind` selects its class; default: the first.
 
     Example:
         >>> from stackattn.training.cfl import CFLConfig
@@ -89,8 +87,8 @@ def load_config(
         cls: dataclass of the configuration.
         path: the file.
         overrides: changes such as `"model.layers=5"`; the values are YAML.
-        presets: functions that fill in options, by name. The key `preset` of the file selects one; keys that the file
-            or an override sets keep their values.
+        presets: functions that fill in options, by name. The key `preset` of the file selects one; values from the file
+            and from overrides take precedence.
 
     Raises:
         ConfigError: the file is not a valid configuration.
@@ -121,7 +119,7 @@ def from_values(
     """Build a configuration from nested dictionaries, such as those of `json.load`.
 
     Args:
-        source: where the values come from, for errors.
+        source: name of the source of the values, for error messages.
         places: for each dotted key, such as `model.layers`, the file and line that define it.
 
     The other arguments and errors are those of `load_config`.
@@ -267,7 +265,7 @@ class _Builder:
         return self.build(sections[kind], value, f"{key}.")
 
     def convert(self, hint: Any, value: Any, key: str) -> Any:
-        """The value as `hint` says: lists become tuples, and integers floats, where the hint has them."""
+        """Convert a value to the type `hint`: lists to tuples, integers to floats; fail if it does not fit."""
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (types.UnionType, typing.Union):
             for argument in arguments:
@@ -292,7 +290,7 @@ class _Builder:
         """The key that was probably meant: one of this section, or the same name in another section."""
         keys = {option.key.rpartition(".")[2]: option.key for option in describe(self.root)}
         keys |= {name: f"{prefix}{name}" for name in fields}
-        if keys.get(key) == f"{prefix}{key}":  # of another kind of this section
+        if keys.get(key) == f"{prefix}{key}":  # the key belongs to another kind of this section
             del keys[key]
         near = difflib.get_close_matches(key, keys, 1, 0.75) or difflib.get_close_matches(key, fields, 1, 0.5)
         return f"did you mean {keys[near[0]]!r}?" if near else f"expected one of {', '.join(fields)}"
@@ -304,7 +302,7 @@ class _Builder:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value has the outer type of a hint that is not a union."""
+    """Whether a value has the outermost type of a hint; False for unions."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return False
@@ -323,7 +321,7 @@ def _fits(hint: Any, value: Any) -> bool:
 
 
 def _float(value: Any) -> float:
-    """A number, or the text of one: YAML 1.1 reads 1e-3 as text."""
+    """Convert a number, or text such as 1e-3, which YAML 1.1 does not read as a number; infinity on overflow."""
     try:
         return float(value)
     except OverflowError:
@@ -331,7 +329,7 @@ def _float(value: Any) -> float:
 
 
 def _sections(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """The dataclasses of a section by kind, with "" as kind if there is no choice; empty for an option."""
+    """The dataclasses of a section by kind (the kind is "" if there is only one class); empty for an option."""
     return field.metadata.get("kinds") or ({"": hint} if dataclasses.is_dataclass(hint) else {})
 
 

@@ -1,8 +1,8 @@
 """Files and folders that appear complete or not at all, and locks for folders.
 
-A file is written under a temporary name, flushed to the disk and then renamed, so that a reader, or a process that was
-killed, never leaves half a file behind. Temporary names are unique and end in `.partial`. Files get the permissions
-that the umask allows. Errors name the path.
+A file is written under a temporary name, flushed to the disk and then renamed, so that readers never see a partial
+file, even if the writing process is killed. Temporary names are unique and end in `.partial`. File permissions follow
+the umask. Errors name the path.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # file systems without locks
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # errors of file systems without locks
 
 
 class FolderBusy(OSError):
-    """Another process is writing the folder."""
+    """Another process is writing to the folder."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -37,7 +37,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
     Args:
         path: the file; its folder must exist.
-        write: called with a temporary path in the same folder, which it writes.
+        write: writes the file; called with a temporary path in the same folder.
 
     Raises:
         OSError: the file cannot be written. The message names `path`; an existing file is unchanged.
@@ -109,7 +109,7 @@ def checksum(path: Path) -> str:
 
 
 def check_new(folder: Path) -> None:
-    """Raise FileExistsError if the folder exists; called before long work."""
+    """Raise FileExistsError if the folder exists; call it before a long computation."""
     if folder.exists():
         raise FileExistsError(f"{folder}: already exists; choose another folder or remove it")
 
@@ -118,11 +118,11 @@ def check_new(folder: Path) -> None:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Create a folder that appears complete or not at all.
 
-    The body of the `with` writes into the temporary folder that it gets. Two processes that create the same folder at
-    the same time never mix: one of them succeeds.
+    Yields a temporary folder, to which the body of the `with` statement writes. If two processes create the same folder
+    at the same time, exactly one of them succeeds.
 
     Raises:
-        FileExistsError: the folder exists already, or another process created it in the meantime.
+        FileExistsError: the folder already exists, or another process has created it in the meantime.
         FolderBusy: another process is creating it.
 
     Example:
@@ -139,7 +139,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     lock.acquire()
     partial = _partial(folder)
     try:
-        for stale in folder.parent.glob(f".{_escape(folder.name)}.*.partial"):  # of a process that was killed
+        for stale in folder.parent.glob(f".{_escape(folder.name)}.*.partial"):  # left by a killed process
             shutil.rmtree(stale, ignore_errors=True)
         with _named(folder):
             partial.mkdir()
@@ -155,17 +155,17 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove temporary files below a folder that a killed process left behind."""
+    """Remove temporary files that a killed process left in a folder or its subfolders."""
     for partial in folder.rglob(".*.partial"):
         partial.unlink(missing_ok=True)
 
 
 class FolderLock:
-    """A lock file that one process at a time can hold. The system releases it when the process ends.
+    """A lock file that only one process can hold. The operating system releases it when the process ends.
 
     Args:
         path: the lock file; its folder must exist.
-        folder: the folder that the lock protects, for errors.
+        folder: the folder that the lock protects, for error messages.
         temporary: remove the lock file on release.
     """
 
@@ -174,7 +174,7 @@ class FolderLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock without waiting. Does nothing, with a warning, on file systems that have no locks.
+        """Acquire the lock without waiting. On file systems without locks, log a warning and do nothing.
 
         Raises:
             FolderBusy: another process holds the lock.
@@ -188,15 +188,19 @@ class FolderLock:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._close()
-                raise FolderBusy(f"{self.folder}: another process is writing this folder; wait until it ends") from None
+                raise FolderBusy(
+                    f"{self.folder}: another process is writing to this folder; wait until it ends"
+                ) from None
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     self._close()
                     raise OSError(error.errno, error.strerror, str(self.path)) from None
-                advice = "make sure that no other process writes this folder"
-                logging.getLogger(__name__).warning(f"{self.folder}: no locks here ({error.strerror}); {advice}")
+                advice = "make sure that no other process writes to this folder"
+                logging.getLogger(__name__).warning(
+                    f"{self.folder}: the file system has no locks ({error.strerror}); {advice}"
+                )
                 return
-            if self.valid:  # else another process has just removed its temporary lock file
+            if self.valid:  # otherwise another process has just removed its temporary lock file
                 return
             self._close()
 
@@ -206,7 +210,7 @@ class FolderLock:
 
     @property
     def valid(self) -> bool:
-        """Whether the lock file still exists: not if its folder was deleted or replaced."""
+        """Whether the held lock file still exists; False if its folder was deleted or replaced."""
         try:
             return self._handle is not None and os.path.samestat(os.fstat(self._handle), os.stat(self.path))
         except OSError:
@@ -228,12 +232,12 @@ def _partial(path: Path) -> Path:
 
 
 def _escape(name: str) -> str:
-    """A name as a glob pattern."""
+    """Escape a name for use in a glob pattern."""
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _create(path: Path) -> int:
-    """Create a file and return its mode, which follows from the umask."""
+    """Create a file and return its mode, which depends on the umask."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         return os.fstat(handle).st_mode & 0o777
@@ -242,7 +246,7 @@ def _create(path: Path) -> int:
 
 
 def _flush(path: Path) -> None:
-    """Write a file, or the names in a folder, to the disk; Windows cannot do that for folders."""
+    """Flush a file or a folder to the disk; Windows does not support this for folders."""
     if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY)
@@ -263,7 +267,7 @@ def _rename_new(partial: Path, folder: Path) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Makes OSErrors name `path` instead of a temporary file, or nothing."""
+    """Make OSErrors name `path` instead of a temporary file or no file at all."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Reading UTF-8 text and JSON, with errors that name the file and the line."""
+"""Reading UTF-8 text and JSON. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file without their line ends.
 
     Args:
-        path: a text file, or a file compressed by gzip whose name ends in `.gz`.
+        path: a text file; a name that ends in `.gz` means that it is compressed with gzip.
 
     Raises:
-        OSError: if the file cannot be read.
-        ValueError: if the text is not UTF-8 or the compressed file is damaged; the message names file and line.
+        OSError: the file cannot be read.
+        ValueError: the text is not UTF-8, or the compressed file is damaged; the message names the file and the line.
 
     Example::
 
@@ -31,7 +31,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the lines of a file as one string in which each line ends with a newline. See `read_lines`."""
+    """Return the lines of a file, see `read_lines`, as one string; each line ends with a newline."""
     return "".join(f"{line}\n" for line in read_lines(path))
 
 
@@ -69,7 +69,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
         values = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # a number with too many digits, or nested too deeply
+    except (ValueError, RecursionError) as error:  # a number has too many digits, or the nesting is too deep
         raise ValueError(f"{path}: not JSON that can be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(values).__name__}")

@@ -162,7 +162,7 @@ def test_runs_without_a_best_model_are_in_the_table(make_run, tmp_path, capsys):
     for name, message in (("b", "model not kept"), ("d", "no evaluation yet")):
         assert main(["analyse", str(tmp_path / "sweep" / name)]) == 0
         assert message in capsys.readouterr().out
-    with pytest.raises(RunError, match=r"there is no best model \(model not kept\)"):
+    with pytest.raises(RunError, match=r"the run has no best model \(model not kept\)"):
         _ = found.runs[1].run.model
 
 

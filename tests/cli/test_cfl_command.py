@@ -131,7 +131,7 @@ def test_resume_with_the_stored_configuration(config, tmp_path, capsys):
     assert "deadline after 0 evaluations" in printed
     assert "no model yet: the model is evaluated every 100 examples" in printed
     assert main(["cfl", "evaluate", out]) == 2
-    assert "there is no best model (no evaluation yet)" in capsys.readouterr().err
+    assert "the run has no best model (no evaluation yet)" in capsys.readouterr().err
     assert main(["cfl", "train", "--out", out, "--resume"]) == 0
     assert TrainingRun(out).result()["stopped"] == "max_epochs"
     assert TrainingRun(out).config()["training"]["evaluate_every"] == 100

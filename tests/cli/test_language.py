@@ -130,13 +130,16 @@ def test_write(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sample", "dyk"], "no language 'dyk' (did you mean 'dyck'?)"),
+        (["sample", "dyk"], ", got 'dyk' (did you mean 'dyck'?)"),
         (["sample", "dyck", "--length", "7"], "--lengths: dyck has no strings of lengths 7..7"),
         (["sample", "dyck", "--lengths", "9", "3"], "--lengths: expected 0 <= SHORTEST <= LONGEST, got 9 3"),
         (["sample", "dyck", "-n", "-1"], "-n must be at least 0, got -1"),
         (["sample", "dyck", "--set", "k"], "--set: expected NAME=VALUE, got 'k'"),
-        (["sample", "dyck", "--set", "k=1.5"], "k must be an integer, got 1.5"),
-        (["sample", "dyck", "--set", "deep=3"], "dyck has no parameter 'deep'"),
+        (["sample", "dyck", "--set", "k=1.5"], "k: expected an integer, got 1.5"),
+        (
+            ["sample", "dyck", "--set", "deep=3"],
+            "parameters of dyck: expected one of k, mean_splits, mean_depth, variant, got 'deep'",
+        ),
         (["score", "dyck", "/no/such/file"], "No such file"),
         (["show", "no/such.grammar"], "No such file"),
         (["show", "dyck", "--parse", "( ]"], "'( ]' is not in the language dyck"),

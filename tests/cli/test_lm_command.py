@@ -242,7 +242,10 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["prepare-ptb", "PART", "OUT"], "one file has no sections; divide its sentences with --split 80/10/10"),
+        (
+            ["prepare-ptb", "PART", "OUT"],
+            "expected a folder with sections, got a file; divide its sentences with --split",
+        ),
         (
             ["prepare-ptb", "PART", "OUT", "--split", "80/20"],
             "expected 3 positive numbers such as 80/10/10, got 80/20",
@@ -307,7 +310,7 @@ def test_device(config, tmp_path, capsys, monkeypatch):
             found.append(capsys.readouterr().out)
         assert found[0] == found[1]
         assert main(["lm", *command, "--device", "abacus"]) == 2
-        assert "expected a device of torch, such as cpu or cuda, got 'abacus'" in capsys.readouterr().err
+        assert "expected a PyTorch device, such as cpu or cuda, got 'abacus'" in capsys.readouterr().err
     devices = [str(x) for x in asked_for if isinstance(x, torch.device)]  # loading also calls it with dtypes
     assert devices == ["cpu", "cpu:0"] * 3
 

@@ -213,7 +213,7 @@ def test_errors_of_evaluate_and_translate(run, corpus, tmp_path, capsys):
         assert f"argument {option}: expected at least 1, got 0" in capsys.readouterr().err
     (run / "best").rename(run / "away")
     assert main(["mt", "translate", str(run), empty]) == 2
-    assert f"{run}: there is no best model (model not kept)" in capsys.readouterr().err
+    assert f"{run}: the run has no best model (model not kept)" in capsys.readouterr().err
     (run / "away").rename(run / "best")
 
 

@@ -123,7 +123,7 @@ def test_impossible_prefixes_and_lengths():
         grammar.next_symbol_distribution(["(", ")"], (2, 10))
     with pytest.raises(ValueError, match=r"dyck has no strings of lengths 3..3"):
         grammar.prefix_log_prob("(", (3, 3))
-    with pytest.raises(TypeError, match="lengths must be a pair"):
+    with pytest.raises(TypeError, match="lengths: expected a pair"):
         grammar.prefix_log_prob("(", 4)
     with pytest.raises(ValueError, match="got 4 > 2"):
         grammar.prefix_log_prob("(", (4, 2))
@@ -220,9 +220,9 @@ def test_empty_batches():
 
 def test_invalid_lengths():
     grammar = dyck()
-    with pytest.raises(ValueError, match="lengths must be integers"):
+    with pytest.raises(ValueError, match="lengths: expected integers"):
         grammar.length_log_prob([2, -1])
-    with pytest.raises(TypeError, match=r"shortest must be an integer, got 1\.5"):
+    with pytest.raises(TypeError, match=r"shortest: expected an integer, got 1\.5"):
         grammar.valid_lengths(1.5, 3)
-    with pytest.raises(ValueError, match="longest must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="longest: expected at least 0, got -1"):
         grammar.valid_lengths(0, -1)

@@ -103,9 +103,9 @@ def test_deep_derivations():
     [
         ("dyck", {"mean_depth": "1e30000000"}, "mean_depth: expected a number of at most 4,000 digits"),
         ("marked-reversal", {"mean_length": "1e-30000000"}, "mean_length: expected a number of at most 4,000 digits"),
-        ("dyck", {"k": 10**9}, "k must be at most 2,000, got 1000000000"),
-        ("padded-reversal", {"k": 10**9}, "k must be at most 2,000, got 1000000000"),
-        ("marked-copy", {"k": 10**9}, "k must be at most 1,000,000, got 1000000000"),
+        ("dyck", {"k": 10**9}, "k: expected at most 2,000, got 1000000000"),
+        ("padded-reversal", {"k": 10**9}, "k: expected at most 2,000, got 1000000000"),
+        ("marked-copy", {"k": 10**9}, "k: expected at most 1,000,000, got 1000000000"),
     ],
 )
 def test_parameters_of_languages(name, parameters, message):

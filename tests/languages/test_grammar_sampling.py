@@ -132,9 +132,9 @@ def test_errors():
     generator = np.random.default_rng(0)
     with pytest.raises(ValueError, match="lengths: dyck has no strings of length 7"):
         grammar.sample(7, generator=generator)
-    with pytest.raises(TypeError, match="generator must be a numpy Generator"):
+    with pytest.raises(TypeError, match="generator: expected a numpy"):
         grammar.sample(8, generator=0)
-    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="n: expected at least 0, got -1"):
         grammar.sample(8, -1, generator=generator)
-    with pytest.raises(TypeError, match=r"length must be an integer, got 8\.0"):
+    with pytest.raises(TypeError, match=r"length: expected an integer, got 8\.0"):
         grammar.sample(8.0, generator=generator)

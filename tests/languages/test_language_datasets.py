@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from stackattn.files import write_text
 from stackattn.languages import (
     PCFG,
     Dataset,
@@ -19,7 +20,6 @@ from stackattn.languages import (
     sample_every_length,
     training_sets,
 )
-from stackattn.languages.datasets import write_atomically
 
 
 def test_training_sets_have_the_papers_sizes():
@@ -125,13 +125,15 @@ def test_errors_of_damaged_files_name_file_and_line(tmp_path):
     found = Dataset(get_language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]])])
     found.save(tmp_path / "d")
     (tmp_path / "d.txt").write_text("( )\n")
-    with pytest.raises(ValueError, match=r"d\.txt: expected 2 lines, as d\.json says, got 1"):
+    with pytest.raises(ValueError, match=r"d\.txt: expected 2 lines, as stated in d\.json, got 1"):
         Dataset.load(tmp_path / "d")
     (tmp_path / "d.txt").write_text("( )\n( x\n")
     with pytest.raises(ValueError, match=r"d\.txt, line 2: text: 'x'"):
         Dataset.load(tmp_path / "d")
     (tmp_path / "d.txt").write_text("( )\n( ( ) )\n")
-    with pytest.raises(ValueError, match=r"d\.txt, line 2: a string whose length differs"):
+    with pytest.raises(
+        ValueError, match=r"d\.txt, line 2: expected 2 symbols, like the first string of the batch, got 4"
+    ):
         Dataset.load(tmp_path / "d")
     (tmp_path / "d.txt").write_bytes(b"( )\n( \xe9\n")
     with pytest.raises(ValueError, match=r"d\.txt, line 2: not UTF-8: byte 0xe9 at column 3"):
@@ -149,14 +151,14 @@ def test_errors_of_damaged_files_name_file_and_line(tmp_path):
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_failed_write_leaves_the_old_file(step, tmp_path, monkeypatch):
     path = tmp_path / "file.txt"
-    write_atomically(path, "old")
+    write_text(path, "old")
 
     def fail(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, step, fail)
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, "new")
+        write_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file.txt"]
 
@@ -165,11 +167,11 @@ def test_errors():
     generator = np.random.default_rng(0)
     with pytest.raises(ValueError, match=r"dyck has no strings of lengths 5\.\.5"):
         sample_batches(dyck(), (5, 5), 1, 1, generator)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size: expected at least 1, got 0"):
         sample_batches(dyck(), (2, 6), 1, 0, generator)
-    with pytest.raises(TypeError, match="generator must be a numpy Generator"):
+    with pytest.raises(TypeError, match="generator: expected a numpy"):
         sample_every_length(dyck(), (2, 6), 1, 0)
     empty = sample_batches(dyck(), (2, 6), 0, 1, generator)
     assert len(empty) == 0
-    with pytest.raises(ValueError, match="empty data set"):
+    with pytest.raises(ValueError, match="expected a data set with at least one string"):
         empty.lower_bound()

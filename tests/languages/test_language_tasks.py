@@ -196,21 +196,25 @@ def test_padded_reversal_is_ambiguous():
 
 def test_errors_of_names_and_parameters():
     assert get_language("dyck", k=3).symbols == dyck(k=3).symbols
-    with pytest.raises(ValueError, match=r"no language 'dyk' \(did you mean 'dyck'\?\)"):
+    with pytest.raises(
+        ValueError, match=r"name: expected one of marked-reversal, .*, got 'dyk' \(did you mean 'dyck'\?\)"
+    ):
         get_language("dyk")
-    with pytest.raises(ValueError, match=r"dyck has no parameter 'mean_deep' \(did you mean 'mean_depth'\?\)"):
+    with pytest.raises(
+        ValueError, match=r"parameters of dyck: expected one of k, .*, got 'mean_deep' \(did you mean 'mean_depth'\?\)"
+    ):
         get_language("dyck", mean_deep=3)
-    with pytest.raises(ValueError, match="variant must be one of plain, published, got 'paper'"):
+    with pytest.raises(ValueError, match="variant: expected one of plain, published, got 'paper'"):
         dyck(variant="paper")
-    with pytest.raises(ValueError, match=r"mean_depth must be at least 1, got 0\.5"):
+    with pytest.raises(ValueError, match=r"mean_depth: expected at least 1, got 0\.5"):
         dyck(mean_depth=0.5)
-    with pytest.raises(ValueError, match="semicolon_probability must be at most 1, got 2"):
+    with pytest.raises(ValueError, match="semicolon_probability: expected at most 1, got 2"):
         hardest_cfl(semicolon_probability=2)
-    with pytest.raises(TypeError, match="mean_length must be a finite number, got 'x'"):
+    with pytest.raises(TypeError, match="mean_length: expected a finite number, got 'x'"):
         marked_reversal(mean_length="x")
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="k: expected at least 1, got 0"):
         dyck(k=0)
-    with pytest.raises(TypeError, match=r"k must be an integer, got 2\.0"):
+    with pytest.raises(TypeError, match=r"k: expected an integer, got 2\.0"):
         get_language("marked-copy", k=2.0)
 
 

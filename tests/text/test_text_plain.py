@@ -73,7 +73,7 @@ def test_vocabulary_of_words(tmp_path):
 
 
 def test_invalid_vocabularies(tmp_path):
-    with pytest.raises(ValueError, match="types: expected different types, got 'a' more than once"):
+    with pytest.raises(ValueError, match="types: expected distinct types, got 'a' more than once"):
         Vocabulary(("a", "a"))
     with pytest.raises(ValueError, match="unknown: expected one of the types"):
         Vocabulary(("a",), "b")
@@ -84,7 +84,7 @@ def test_invalid_vocabularies(tmp_path):
         ("[]", ": expected a JSON object, got list"),
         ("{}", ": types: expected a list of types"),
         ('{"types": ["a"]}', ": expected the keys unknown .* and pieces"),
-        ('{"types": ["a", "a"], "unknown": null, "pieces": false}', ": types: expected different types, got 'a'"),
+        ('{"types": ["a", "a"], "unknown": null, "pieces": false}', ": types: expected distinct types, got 'a'"),
         ("[" * 100_000, ": not JSON that can be read: maximum recursion depth"),
         ('{"types": ' + "1" * 5000 + "}", ": not JSON that can be read: Exceeds the limit"),
     ):

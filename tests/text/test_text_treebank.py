@@ -141,7 +141,10 @@ def test_writing_a_corpus(tmp_path):
     for text, message in (
         ("{", ", line 1: not JSON: Expecting property name"),
         ("[]", ": expected a JSON object, got list"),
-        ("{}", ": expected a monolingual corpus made by `stackattn lm prepare` or .*, found a report of no known kind"),
+        (
+            "{}",
+            ": expected a monolingual corpus made by `stackattn lm prepare` or .*, found a report without a known kind",
+        ),
     ):
         (tmp_path / "other/report.json").write_text(text)
         with pytest.raises(ValueError, match=rf"other/report\.json{message}"):

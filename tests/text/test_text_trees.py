@@ -64,7 +64,7 @@ def test_windows_line_ends(tmp_path):
         ),
         ("( (NN a) )\n( (S (NN b)", "here, line 2: the file ends, but the tree of line 2 lacks 2 closing brackets"),
         ("( (NN a) )\n\n )", "here, line 3: unmatched closing bracket"),
-        ("( (NN a) )\nstray", "here, line 2: 'stray' is outside of a tree"),
+        ("( (NN a) )\nstray", "here, line 2: expected a tree, got 'stray'"),
         ("( (NN a\n b) )", r"here, line 2: expected \(TAG word\), got \(NN a b\)"),
         ("( (S (NN a)\n b) )", r"here, line 2: 'b' has no tag: expected \(TAG b\)"),
         ("( (S a\n (NN b)) )", "here, line 2: expected one label before a bracket, got 'S a'"),

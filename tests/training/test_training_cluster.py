@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from runs import outcome, tiny
 
+from stackattn import __version__
 from stackattn.training import RunError, TrainingRun, run_experiment
 from stackattn.training import cluster as cluster_module
 from stackattn.training.cluster import run_all_on_cluster
@@ -119,7 +120,7 @@ def test_waits_for_a_node_with_enough_resources(shared_nodes, tmp_path, monkeypa
     monkeypatch.setattr(cluster_module.log, "warning", warn)
     chosen, address = jobs(tmp_path, 1), shared_nodes.address
     assert run_all_on_cluster(chosen, address) == []
-    nothing = "GB of memory for a run; nothing starts until one joins"
+    nothing = "GB of memory for a run; runs start when such a node joins"
     assert warnings == [f"cluster {address}: no node has a core and 2 {nothing}"]
     assert TrainingRun(chosen[0][0]).finished
     warnings.clear()
@@ -159,7 +160,7 @@ def test_a_killed_worker_and_a_full_disk(two_nodes, undisturbed, logged, tmp_pat
     reported.clear()
     assert run_all_on_cluster([*wrong, *chosen[1:]], two_nodes.address, report=report) == [x for x, _ in wrong]
     assert "another configuration" in reported[killed]
-    assert reported[tmp_path / "new"].startswith("failed: language: name: no language 'dick'")
+    assert reported[tmp_path / "new"].startswith("failed: language: name: expected one of marked-reversal, ")
     assert reported[full] == "max_epochs"
     assert len(reported) == 3
     for folder, rows in before.items():
@@ -223,8 +224,8 @@ def test_different_versions_are_reported(two_nodes, monkeypatch, tmp_path):
     report = lambda folder, result: reported.append(result["stopped"])  # noqa: E731
     assert run_all_on_cluster(chosen, two_nodes.address, report=report) == [chosen[0][0]]
     assert reported[0].startswith("failed: ")
-    assert "has stackattn " in reported[0]
-    assert reported[0].endswith(", expected 0.0 as here")
+    assert "expected stackattn 0.0 on all nodes, " in reported[0]
+    assert reported[0].endswith(f" has {__version__}")
     monkeypatch.setattr(ray, "__version__", "1.0")
     with pytest.raises(RunError, match=r"cannot connect: Version mismatch: .* This process .* Ray: 1.0 Python: "):
         run_all_on_cluster(chosen, two_nodes.address)
@@ -247,7 +248,7 @@ def task(place, folder):
 def test_a_folder_missing_on_a_node_is_reported(tmp_path):
     kind, reason = task(tmp_path / "elsewhere", "run")
     assert kind == "failed"
-    assert f"has no folder {tmp_path / 'elsewhere'}: all nodes must share it" in reason
+    assert f"has no folder {tmp_path / 'elsewhere'}; all nodes must share it" in reason
 
 
 def test_waits_for_a_run_that_another_worker_has_locked(monkeypatch, tmp_path):

@@ -32,7 +32,8 @@ def test_nan_loss(tmp_path, monkeypatch):
         return real(self, model, batch) * (float("nan") if calls == 9 else 1)
 
     monkeypatch.setattr(CFLTask, "loss", loss)
-    message = r"the loss is nan at epoch 2, batch 3; .*last has the checkpoint of evaluation 1.*lower learning rate"
+    message = "expected a finite loss, got nan at epoch 2, batch 3; try a lower learning rate "
+    message += r"\(.*last contains the checkpoint of evaluation 1\)"
     with pytest.raises(RunError, match=message):
         run_experiment(tiny(), tmp_path / "run")
     monkeypatch.undo()
@@ -77,7 +78,7 @@ def test_results_without_a_checkpoint_are_not_overwritten(evaluations, tmp_path)
     if evaluations == 1:
         (tmp_path / "test.json").write_text("{}")
     before = (tmp_path / "metrics.jsonl").read_text()
-    with pytest.raises(RunError, match=r"its checkpoint \(last/\) was not kept, so it cannot be resumed"):
+    with pytest.raises(RunError, match=r"the run has no checkpoint \(last/\), so it cannot be resumed"):
         run_experiment(tiny(), tmp_path, resume=True)
     assert (tmp_path / "metrics.jsonl").read_text() == before
     if evaluations == 1:
@@ -111,7 +112,7 @@ def test_a_full_disk(step, tmp_path, monkeypatch):
 
     with pytest.raises(
         RunError,
-        match=r"run.*: cannot write: No space left on device; files written before are complete, --resume continues",
+        match=r"run.*: cannot write: No space left on device; free some space or fix the folder, then pass --resume",
     ):
         run_experiment(tiny(), tmp_path / "run", callback=Stopper(2, lambda: monkeypatch.setattr(os, step, full)))
     monkeypatch.undo()

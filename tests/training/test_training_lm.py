@@ -134,7 +134,9 @@ def test_a_saved_model_contains_its_vocabulary(folder, tmp_path):
     sentences = [vocabulary.encode(x) for x in SENTENCES[3:6]]
     assert evaluate_sentences(model, sentences, vocabulary)["perplexity"] == expected["perplexity"]
     Vocabulary(("a",)).save(tmp_path / "model")
-    with pytest.raises(ValueError, match="model: expected a language model of 2 outputs, as its vocabulary"):
+    with pytest.raises(
+        ValueError, match="model: expected a language model with 2 outputs, the size of its vocabulary, got "
+    ):
         load_language_model(tmp_path / "model")
 
 

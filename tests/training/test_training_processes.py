@@ -118,11 +118,11 @@ def test_a_run_can_be_resumed_after_a_process_died(rank, tmp_path):
     reports = train_together(folder, chosen, signals={rank: [signal.SIGTERM, signal.SIGKILL][rank]})
     if rank == 0:
         ended = "process 0 of 2 received SIGTERM, probably because another process has died"
-        assert reports[0] == f"{ended}; --resume continues from the last checkpoint"
-        assert reports[1].startswith("process 1 of 2 lost the others: ")
+        assert reports[0] == f"{ended}; pass --resume to continue from the last checkpoint"
+        assert reports[1].startswith("process 1 of 2 lost the connection to the others: ")
     else:
-        assert reports[0].startswith("process 0 of 2 lost the others: ")
-        assert reports[0].endswith("; --resume continues from the last checkpoint")
+        assert reports[0].startswith("process 0 of 2 lost the connection to the others: ")
+        assert reports[0].endswith("; pass --resume to continue from the last checkpoint")
         assert reports[1] is None
     assert len(TrainingRun(folder).metrics()) == 1
     assert not TrainingRun(folder).finished
@@ -146,7 +146,7 @@ def test_torchrun(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     (line,) = [line for line in errors.splitlines() if line.startswith("stackattn cfl train: process 0 of 2 ")]
-    assert line.endswith("; --resume continues from the last checkpoint")
+    assert line.endswith("; pass --resume to continue from the last checkpoint")
     assert 3 <= len(TrainingRun(folder).metrics()) < 40
     done = subprocess.run([*launcher, "model.layers='1'", "--resume"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -180,10 +180,12 @@ def test_bfloat16_training_has_float32_parameters(tmp_path):
 
 
 def test_invalid_devices_and_precisions():
-    with pytest.raises(ValueError, match="device: expected a device of torch, such as cpu or cuda, got 'gpu'"):
+    with pytest.raises(ValueError, match="device: expected a PyTorch device, such as cpu or cuda, got 'gpu'"):
         Processes("gpu")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="device: torch finds no GPU here, got 'cuda'"):
+        with pytest.raises(
+            ValueError, match="device: expected an available device, got 'cuda', but PyTorch finds no GPU"
+        ):
             Processes("cuda")
     with pytest.raises(ValueError, match="precision: expected one of float32, bfloat16, got 'half'"):
         TrainingConfig(precision="half")

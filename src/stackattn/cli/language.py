@@ -292,10 +292,10 @@ def _give(out: Path | None, text: str) -> None:
     if out is None:
         sys.stdout.write(text)
         return
-    from stackattn.languages.datasets import write_atomically
+    from ..files import write_text
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, text)
+    write_text(out, text)
 
 
 def _progress(items: Any, what: str) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""Formal languages: probabilistic context-free grammars that are sampled and scored exactly.
+"""Formal languages: probabilistic context-free grammars with exact sampling and scoring.
 
 Modules:
 
@@ -16,8 +16,8 @@ Modules:
     companions   languages that are not context-free
     datasets     data sets of strings and their files
 
-Everything uses NumPy. Randomness comes from an explicit `numpy.random.Generator`, logarithms are natural, and lengths
-do not count an end-of-string symbol.
+All modules use NumPy. Random functions take an explicit `numpy.random.Generator`, logarithms are natural, and lengths
+do not include an end-of-string symbol.
 """
 
 from .companions import UniformLanguage

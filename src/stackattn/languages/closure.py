@@ -1,16 +1,16 @@
 r"""The exact closure of a grammar: the same distribution over strings, without empty and unary rules.
 
 The grammar is first made binary: parts of long right-hand sides become new symbols, which rules share. Let e(A) be the
-probability that A derives the empty string, and U(A, B) the probability that one step leads from A to B while the
-symbol beside B, if any, derives the empty string. Then
+probability that A derives the empty string, and U(A, B) the probability that one step leads from A to B while the other
+symbol of the rule, if any, derives the empty string. Then
 
     e = least solution of e(A) = Σ p(A → X₁…X_k) e(X₁)…e(X_k)            (Newton's method from 0)
     U* = I + U + U² + … = (I - U)⁻¹                                      (Gaussian elimination, one component at a time)
 
 and the non-empty strings of A are those of `U*` applied to A's terminal rules and to its binary rules without empty
-parts. No sum is truncated, so the probabilities are those of the grammar as written, even if a string has infinitely
-many derivations. Arithmetic is decimal with 150 digits, because a critical grammar (a double root in e) loses half of
-them.
+parts. No sum is truncated, so the probabilities are those of the original grammar, even if a string has infinitely
+many derivations. The arithmetic is decimal with 150 digits, because half of them are lost in a critical grammar (a
+double root in e).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -35,12 +35,12 @@ class BinaryRule(NamedTuple):
     rhs: tuple[int, ...]
     terminal: int | None
     weight: Decimal
-    rule: int | None  # the original rule; None if the rule expands a part
+    rule: int | None  # index of the original rule; None if the rule expands a part
 
 
 @dataclass(frozen=True)
 class BinaryGrammar:
-    """The grammar with right-hand sides of at most two symbols; the first `num_nonterminals` symbols are its own."""
+    """The grammar with right-hand sides of at most two symbols; the first `num_nonterminals` symbols are original."""
 
     rules: list[BinaryRule]
     num_symbols: int
@@ -69,7 +69,7 @@ class ClosedGrammar:
 
     @cached_property
     def single(self) -> np.ndarray:
-        """(A,): the symbols that only derive strings of one symbol."""
+        """(A,): whether a symbol only derives strings of one symbol."""
         return np.asarray(np.isneginf(self.pair).all(axis=1))
 
 
@@ -131,12 +131,12 @@ def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Bin
 
 
 def nullable_symbols(grammar: BinaryGrammar) -> set[int]:
-    """The symbols that derive the empty string."""
+    """Return the symbols that derive the empty string."""
     return _grow(grammar.rules, lambda rule, found: rule.terminal is None and all(x in found for x in rule.rhs))
 
 
 def live_symbols(grammar: BinaryGrammar, nullable: set[int]) -> set[int]:
-    """The symbols that derive some non-empty string."""
+    """Return the symbols that derive some non-empty string."""
 
     def derives(rule: BinaryRule, live: set[int]) -> bool:
         if rule.terminal is not None:
@@ -147,7 +147,7 @@ def live_symbols(grammar: BinaryGrammar, nullable: set[int]) -> set[int]:
 
 
 def close(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> ClosedGrammar:
-    """The exact closure of a grammar with normalised, positive weights."""
+    """Return the exact closure of a grammar with normalised, positive weights."""
     with localcontext() as context:
         context.prec = DIGITS
         return _close(binarise(rules, start, terminals))
@@ -238,7 +238,7 @@ def _empty_probabilities(
         except ZeroDivisionError:
             solved = [INFINITE * INFINITE] * size
         for a, cost in zip(component, solved, strict=True):
-            # Rounding may turn a singular (critical) system into one with a negative solution.
+            # Rounding may give a singular (critical) system a negative solution.
             e_cost[a] = cost if cost >= 0 else INFINITE * INFINITE
     return e, e_cost
 
@@ -248,7 +248,7 @@ def _star(unary: Matrix, live: set[int]) -> Matrix:
     star: Matrix = {}
     for component in components({a: set(unary.get(a, ())) for a in live}):
         inside = set(component)
-        onward: Matrix = {}  # the identity plus edges that leave the component, whose ends are closed
+        onward: Matrix = {}  # the identity plus the closed edges that leave the component
         for a in component:
             add(onward, a, a, Decimal(1))
             for b, weight in unary.get(a, {}).items():

@@ -1,7 +1,7 @@
 """Languages that are not context-free, with closed-form probabilities: controls for experiments with stacks.
 
-A fixed pattern makes each string from an arbitrary word u over k symbols, and different words make different strings.
-The length determines |u|, so all strings of a length are equally likely: ln p(w | length) = -|u| ln k.
+A fixed pattern maps each word u over k symbols to a different string. The length of the string determines |u|, so all
+strings of a length are equally likely: ln p(w | length) = -|u| ln k.
 """
 
 import math
@@ -17,22 +17,21 @@ MAX_K = 1_000_000
 
 @dataclass(frozen=True)
 class Pattern:
-    """The symbol at each position: letter `source` of u plus `shift` or, where `source` is -1, `shift`."""
+    """The symbol at each position: letter number `source` of u plus `shift`, or only `shift` where `source` is -1."""
 
     source: np.ndarray
     shift: np.ndarray
 
 
 class UniformLanguage(Language):
-    """The strings that a pattern makes from all words of k symbols.
+    """The strings to which a pattern maps all words over k symbols.
 
     Args:
-        per_letter, extra:
-            A word of m letters makes a string of per_letter * m + extra symbols.
-        pattern:
-            From m to the `Pattern` of those strings.
-        k:
-            Number of symbols in words; 0 if there is only one string for each m.
+        symbols: the symbols of the strings.
+        k: number of different symbols in words; 0 if there is only one string for each length of words.
+        per_letter, extra: a word of m letters is mapped to a string of per_letter * m + extra symbols.
+        pattern: returns the `Pattern` for words of m letters.
+        name: name of the language.
     """
 
     def __init__(
@@ -48,12 +47,12 @@ class UniformLanguage(Language):
         self._k, self._per_letter, self._extra, self._pattern = k, per_letter, extra, pattern
 
     def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
-        """The lengths in shortest..longest (both included) that have strings, ascending."""
+        """Return the lengths from `shortest` to `longest` (inclusive) that have strings, in ascending order."""
         lengths = np.arange(check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0) + 1)
         return lengths[(lengths >= self._extra) & ((lengths - self._extra) % self._per_letter == 0)]
 
     def sample_lengths(self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
-        """One string of each given length, drawn independently and uniformly."""
+        """Return one string of each given length, drawn independently and uniformly."""
         check_generator(generator)
         out = []
         for length in lengths:
@@ -63,7 +62,7 @@ class UniformLanguage(Language):
         return out
 
     def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
-        """The entropy of p(w | length), exact."""
+        """Return the entropy of p(w | length), which is exact; `generator` and `n` are ignored."""
         return Entropy(self._letters(check_integer(length, "length", 0)) * math.log(max(self._k, 1)))
 
     def _letters(self, length: int) -> int:
@@ -72,17 +71,17 @@ class UniformLanguage(Language):
         return (length - self._extra) // self._per_letter
 
     def _score(self, strings: list[np.ndarray]) -> np.ndarray:
-        return np.array([self._begins(string, len(string)) for string in strings])
+        return np.array([self._log_prob_of_prefix(string, len(string)) for string in strings])
 
     def _prefix_table(self, prefixes: list[np.ndarray], longest: int) -> np.ndarray:
         table = np.full((len(prefixes), longest + 1), -np.inf)
         for row, prefix in zip(table, prefixes, strict=True):
             for length in self.valid_lengths(len(prefix), longest):
-                row[length] = self._begins(prefix, int(length))
+                row[length] = self._log_prob_of_prefix(prefix, int(length))
         return table
 
-    def _begins(self, prefix: np.ndarray, length: int) -> float:
-        """ln of the probability that a string of this length starts with the prefix: -ln k per visible letter of u."""
+    def _log_prob_of_prefix(self, prefix: np.ndarray, length: int) -> float:
+        """Return ln of the probability that a string of this length starts with the prefix: -ln k per seen letter."""
         if not len(self.valid_lengths(length, length)):
             return -math.inf
         letters = self._letters(length)
@@ -161,7 +160,7 @@ def unmarked_reverse_and_copy(k: int = 2) -> UniformLanguage:
 
 
 def count_and_copy(k: int = 2) -> UniformLanguage:
-    """w, as many # as w has symbols, w; over k symbols."""
+    """w #ⁿ w, where n is the length of w, over k symbols."""
     return UniformLanguage(
         [*_alphabet(k), "#"],
         k,
@@ -173,7 +172,7 @@ def count_and_copy(k: int = 2) -> UniformLanguage:
 
 
 def disjoint_copy(k: int = 2) -> UniformLanguage:
-    """w w', where w' is w in a second alphabet of k symbols."""
+    """w w', where w' is w written in a second alphabet of k symbols."""
     return UniformLanguage(
         _alphabet(k) + [f"{v}'" for v in _alphabet(k)],
         k,

@@ -1,4 +1,4 @@
-"""Data sets of strings: batches of one length each, with lower bounds of the cross-entropy.
+"""Data sets of strings: batches of strings of equal length, with lower bounds of the cross-entropy.
 
 A data set is saved as two files: `NAME.txt` has one string per line, symbols separated by spaces; `NAME.json` has the
 language, the batch sizes, ln p(w | length) of each string and the lower bounds.
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write_text as write_atomically
+from ..files import write_text
 from ..lines import read_json_object, read_lines
 from .grammar import PCFG
 from .language import Language, check_generator, check_integer, check_range
@@ -31,7 +31,7 @@ class Dataset:
     """Batches of strings; all strings of a batch have the same length."""
 
     language: Language
-    lengths: tuple[int, int]  # the range, both ends included, whose valid lengths were equally likely
+    lengths: tuple[int, int]  # range (inclusive) of the sampled lengths
     batches: list[np.ndarray]  # each (batch size, length), ids
     about: dict[str, Any] = field(default_factory=dict)  # free notes that are saved with the data, such as the seed
 
@@ -61,18 +61,20 @@ class Dataset:
         return len(self.language.valid_lengths(*self.lengths))
 
     def lower_bound(self, length_term: bool = True) -> float:
-        """Return the cross-entropy of the true distribution, in nats per symbol, counting the end of strings.
+        """Return the cross-entropy of the true distribution in nats per symbol; the end of a string counts as a symbol.
 
-        With the length term, as for validation sets, the true distribution includes the choice of a length. Without it,
-        as for curves by length, the length is given.
+        With the length term, used for validation sets, the true distribution includes the choice of the length. Without
+        it, used for results by length, the length is given.
         """
         if not len(self):
-            raise ValueError("the lower bound of an empty data set is not defined")
+            raise ValueError(
+                "expected a data set with at least one string to compute the lower bound, got an empty one"
+            )
         cost = -math.fsum(self.log_probs) + (len(self) * math.log(self.num_valid_lengths) if length_term else 0.0)
         return cost / sum(batch.size + len(batch) for batch in self.batches)
 
     def lower_bounds_by_length(self, length_term: bool = False) -> dict[int, float]:
-        """`lower_bound` of the strings of each length."""
+        """Return the `lower_bound` of the strings of each length."""
         sizes = np.array([len(string) for string in self.strings], dtype=np.int64)
         extra = math.log(self.num_valid_lengths) if length_term else 0.0
         return {
@@ -81,7 +83,7 @@ class Dataset:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `path`.txt and `path`.json. Each file appears complete or not at all, the JSON file last."""
+        """Write PATH.txt and then PATH.json; each file appears complete or not at all."""
         text_path, json_path = _paths(path)
         text_path.parent.mkdir(parents=True, exist_ok=True)
         maker = self.language.recipe
@@ -104,13 +106,13 @@ class Dataset:
             about["language"]["grammar"] = self.language.to_text()
             about["language"]["unambiguous"] = self.language.unambiguous
         elif maker is None:
-            raise ValueError(f"language: {self.language} was not made by name, so it cannot be read back")
-        write_atomically(text_path, "".join(self.language.decode(string) + "\n" for string in self.strings))
-        write_atomically(json_path, json.dumps(about, indent=1, ensure_ascii=False, default=_as_text) + "\n")
+            raise ValueError(f"language: expected a grammar or a language made by get_language, got {self.language}")
+        write_text(text_path, "".join(self.language.decode(string) + "\n" for string in self.strings))
+        write_text(json_path, json.dumps(about, indent=1, ensure_ascii=False, default=_as_text) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Dataset":
-        """Read what `save` wrote under the same path."""
+        """Read a data set written by `save`."""
         text_path, json_path = _paths(path)
         about = read_json_object(json_path)
         if about.get("format") != _FORMAT:
@@ -119,7 +121,9 @@ class Dataset:
         lines = list(read_lines(text_path))
         sizes = about["batch_sizes"]
         if len(lines) != sum(sizes):
-            raise ValueError(f"{text_path}: expected {sum(sizes)} lines, as {json_path.name} says, got {len(lines)}")
+            raise ValueError(
+                f"{text_path}: expected {sum(sizes)} lines, as stated in {json_path.name}, got {len(lines)}"
+            )
         batches = []
         at = 0
         for size in sizes:
@@ -131,7 +135,8 @@ class Dataset:
                     raise ValueError(f"{text_path}, line {number + 1}: {error}") from None
                 if len(strings[-1]) != len(strings[0]):
                     raise ValueError(
-                        f"{text_path}, line {number + 1}: a string whose length differs from the rest of its batch"
+                        f"{text_path}, line {number + 1}: expected {len(strings[0])} symbols, like the first string of "
+                        f"the batch, got {len(strings[-1])}"
                     )
             batches.append(np.stack(strings))
             at += size
@@ -146,7 +151,7 @@ class Dataset:
 def sample_batches(
     language: Language, lengths: tuple[int, int], num_batches: int, batch_size: int, generator: np.random.Generator
 ) -> Dataset:
-    """Batches of one length each, the length uniform over the valid lengths of the range."""
+    """Sample batches of strings of equal length; the lengths are uniform over the valid lengths of the range."""
     num_batches, batch_size = check_integer(num_batches, "num_batches", 0), check_integer(batch_size, "batch_size", 1)
     valid = language._valid_range(lengths)
     return _sample(language, lengths, check_generator(generator).choice(valid, num_batches), batch_size, generator)
@@ -155,7 +160,7 @@ def sample_batches(
 def sample_every_length(
     language: Language, lengths: tuple[int, int], per_length: int, generator: np.random.Generator
 ) -> Dataset:
-    """One batch of `per_length` strings for each valid length of the range, ascending."""
+    """Sample one batch of `per_length` strings for each valid length of the range, in ascending order."""
     valid = language._valid_range(lengths)
     return _sample(language, lengths, valid, check_integer(per_length, "per_length", 1), check_generator(generator))
 
@@ -168,7 +173,7 @@ def training_sets(
     validation_batches: int = 100,
     batch_size: int = 10,
 ) -> tuple[Dataset, Dataset]:
-    """A training and a validation set, both from one generator with this seed. Sizes are the paper's."""
+    """Sample a training and a validation set with one generator; the default sizes are the paper's."""
     generator = np.random.default_rng(seed)
     sets = [
         sample_batches(language, lengths, num_batches, batch_size, generator)
@@ -182,7 +187,7 @@ def training_sets(
 def evaluation_set(
     language: Language, seed: int = 0, lengths: tuple[int, int] = (40, 100), per_length: int = 100
 ) -> Dataset:
-    """A test set, with strings of every valid length. Sizes are the paper's."""
+    """Sample a test set with strings of every valid length; the default sizes are the paper's."""
     found = sample_every_length(language, lengths, per_length, np.random.default_rng(seed))
     found.about.update(set="test", seed=seed)
     return found

@@ -7,8 +7,8 @@ from decimal import Decimal, localcontext
 import numpy as np
 
 DIGITS = 150
-# Expectations beyond this are infinite ones (critical grammars), seen through finite arithmetic.
 INFINITE = Decimal("1e25")
+"""Larger expectations are infinite, as in critical grammars; rounding makes them finite."""
 
 _SMALLEST, _LARGEST = Decimal("1e-70"), Decimal("1e70")
 
@@ -16,7 +16,7 @@ Matrix = dict[int, dict[int, Decimal]]
 
 
 def components(edges: dict[int, set[int]]) -> list[list[int]]:
-    """Strongly connected components (Tarjan), each after all those that it leads to."""
+    """Return the strongly connected components (Tarjan); each comes after the components that it leads to."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -54,7 +54,7 @@ def components(edges: dict[int, set[int]]) -> list[list[int]]:
 
 
 def solve(matrix: list[list[Decimal]], right: list[list[Decimal]]) -> list[list[Decimal]]:
-    """matrix⁻¹ right, by elimination with row pivoting and substitution."""
+    """Return matrix⁻¹ right, by Gaussian elimination with row pivoting."""
     size = len(matrix)
     rows = [[*row, *extra] for row, extra in zip(matrix, right, strict=True)]
     for i in range(size):
@@ -83,10 +83,10 @@ def add(matrix: Matrix, a: int, b: int, value: Decimal) -> None:
 
 
 def chained(star: Matrix, between_cost: Matrix, last: Matrix, last_cost: Matrix) -> tuple[Matrix, Matrix]:
-    """The weights `star last` of any number of steps and a last one, and their costs.
+    """Return the weights `star last`, of any number of steps and a last one, and their costs.
 
     The costs are star (between_cost star last + last_cost). All entries are positive, so these products lose no digits
-    in float64; decimals are only needed for numbers out of its range.
+    in float64; decimals are only needed for numbers outside its range.
     """
     values = [
         abs(x) for matrix in (star, between_cost, last, last_cost) for row in matrix.values() for x in row.values()

@@ -1,4 +1,4 @@
-"""Exact numbers from text and Python values, with bounds on their size."""
+"""Exact numbers from text and Python values, with limits on their size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 MAX_DIGITS = 4000
-"""Largest number of digits of a numerator or denominator, and largest exponent of ten."""
+"""Maximum number of digits of a numerator or denominator, and maximum exponent of ten."""
 _MAX_BITS = MAX_DIGITS * 10 // 3
 _EXPONENT = re.compile(r"[eE]([-+]?)([\d_]+)")
 
@@ -18,8 +18,8 @@ def exact(value: object) -> Fraction:
     The size is checked before the number is computed: the exact value of `1e-30000000` has 30 million digits.
 
     Raises:
-        TypeError, ValueError, ZeroDivisionError, OverflowError: if the value is not a finite number.
-        NumberTooLongError: if it has more than `MAX_DIGITS` digits or an exponent beyond ±`MAX_DIGITS`.
+        TypeError, ValueError, ZeroDivisionError, OverflowError: the value is not a finite number.
+        NumberTooLongError: it has more than `MAX_DIGITS` digits or an exponent beyond ±`MAX_DIGITS`.
     """
     if isinstance(value, str):
         value = value.strip()
@@ -45,7 +45,7 @@ class NumberTooLongError(ValueError):
 
 
 def bits(number: Fraction) -> tuple[int, int]:
-    """Return the sizes of numerator and denominator."""
+    """Return the sizes of numerator and denominator in bits."""
     return number.numerator.bit_length(), number.denominator.bit_length()
 
 

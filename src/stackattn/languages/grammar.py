@@ -26,20 +26,17 @@ _STRINGS_PER_ROUND = 20_000
 
 
 class PCFG(Language):
-    """A probabilistic context-free grammar, exactly as written.
+    """A probabilistic context-free grammar.
 
     Args:
-        rules:
-            Triples (left-hand side, right-hand side, weight); a right-hand side is a sequence of symbols. Weights are
-            ints, floats or `Fraction`s and are kept exactly.
-        terminals:
-            The terminal symbols; their order is that of the ids. Every other symbol must have a rule.
-        start:
-            The start symbol; the first left-hand side unless given.
-        strict:
-            Refuse weights that do not sum to 1 (within 1e-9) for each left-hand side, instead of normalising them.
-        unambiguous:
-            Declare that no string has two derivations, so that the entropy of strings is that of derivations.
+        rules: triples (left-hand side, right-hand side, weight); a right-hand side is a sequence of symbols. Weights
+            are ints, floats or `Fraction`s and are stored exactly.
+        terminals: the terminal symbols in the order of their ids. Every other symbol must have a rule.
+        start: the start symbol; default: the first left-hand side.
+        strict: raise GrammarError if the weights of a left-hand side do not sum to 1 (within 1e-9), instead of
+            normalising them.
+        unambiguous: declares that no string has two derivations, so that the entropy of strings is that of derivations.
+        name: name of the grammar.
 
     Empty and unary rules, cycles of them, left recursion, useless symbols and infinite derivations are allowed and do
     not change any probability: `log_prob` sums over all derivations of a string.
@@ -77,7 +74,7 @@ class PCFG(Language):
             checked.append(Rule(lhs, tuple(rhs), check_weight(weight, place, lhs)))
             places.append(place)
         if not checked:
-            raise GrammarError("rules: a grammar needs at least one rule")
+            raise GrammarError("rules: expected at least one rule, got none")
         self._set_up(checked, places, list(terminals), start or checked[0].lhs, strict, unambiguous, name)
 
     @classmethod
@@ -91,9 +88,10 @@ class PCFG(Language):
         name: str = "",
         source: str = "grammar",
     ) -> "PCFG":
-        """A grammar in the notation `S -> 'a' S 'a' [0.5] | [0.5]`; see `stackattn.languages.notation`.
+        """Parse a grammar in the notation `S -> 'a' S 'a' [0.5] | [0.5]`; see `stackattn.languages.notation`.
 
-        Terminals have ids in order of first appearance unless `terminals` lists them.
+        The ids of terminals are in order of first appearance unless `terminals` lists them. `source` is the name of the
+        file for errors; the other arguments are those of the class.
         """
         parsed = parse_grammar(text, source)
         if strict and not all(parsed.weighted):
@@ -108,7 +106,7 @@ class PCFG(Language):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], **options: Any) -> "PCFG":
-        """Like `from_text`, from a UTF-8 file; errors name the file and the line."""
+        """Parse a grammar in a UTF-8 file, like `from_text`; errors name the file and the line."""
         options.setdefault("name", Path(path).stem)
         return cls.from_text(read_text(path), source=str(path), **options)
 
@@ -157,7 +155,7 @@ class PCFG(Language):
         return tuple(dict.fromkeys(rule.lhs for rule in self.rules))
 
     def to_text(self) -> str:
-        """The grammar in text notation, with exact, normalised weights."""
+        """Return the grammar in text notation, with exact, normalised weights."""
         return format_grammar(self.rules, self.start, self.symbols)
 
     @cached_property
@@ -183,24 +181,24 @@ class PCFG(Language):
         return out
 
     def length_log_prob(self, lengths: int | Sequence[int] | np.ndarray) -> Any:
-        """ln of the total probability of all strings of a length.
+        """Return ln of the total probability of all strings of a length.
 
-        Over all lengths these probabilities sum to 1 minus the probability of derivations that never end.
+        The probabilities of all lengths sum to 1 minus the probability of infinite derivations.
         """
         asked = np.asarray(lengths)
         if asked.size and (not np.issubdtype(asked.dtype, np.integer) or asked.min() < 0):
-            raise ValueError(f"lengths must be integers of at least 0, got {lengths!r}")
+            raise ValueError(f"lengths: expected integers of at least 0, got {lengths!r}")
         table = self._length_log_probs(int(asked.max(initial=0)))
         return table[asked.astype(np.int64)].item() if asked.ndim == 0 else table[asked.astype(np.int64)]
 
     def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
-        """The lengths in shortest..longest (both included) that have strings, ascending."""
+        """Return the lengths from `shortest` to `longest` (inclusive) that have strings, in ascending order."""
         shortest, longest = check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0)
         possible = ~np.isneginf(self._length_log_probs(longest))
         return np.flatnonzero(possible & (np.arange(longest + 1) >= shortest))
 
     def log_prob(self, strings: String | Iterable[String]) -> Any:
-        """ln p(w), summed over all derivations; -inf for what is not in the language."""
+        """Return ln p(w), summed over all derivations; -inf for strings that are not in the language."""
         batch, one = self._as_strings(strings)
         return self._shape(self._inside(batch), one)
 
@@ -229,7 +227,7 @@ class PCFG(Language):
         asked = np.asarray(lengths, dtype=np.int64)
         check_generator(generator)
         if asked.ndim != 1 or (asked.size and asked.min() < 0):
-            raise ValueError(f"lengths must be a list of integers of at least 0, got {lengths!r}")
+            raise ValueError(f"lengths: expected a list of integers of at least 0, got {lengths!r}")
         if not asked.size:
             return asked, asked, np.zeros(0)
         longest = int(asked.max())
@@ -246,14 +244,14 @@ class PCFG(Language):
         return (np.concatenate(flat) if flat else np.zeros(0, dtype=np.int64)), asked, log_probs
 
     def sample_lengths(self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
-        """One string of each given length, drawn independently from p(w | length)."""
+        """Return one string of each given length, drawn independently from p(w | length)."""
         flat, sizes, _ = self._sample_flat(lengths, generator)
         return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
     def derivational_entropy(self, length: int) -> float:
-        """The entropy, in nats, of the derivations of all strings of a length: an upper bound of `entropy`.
+        """Return the entropy, in nats, of the derivations of all strings of a length: an upper bound of `entropy`.
 
-        Infinite if such derivations are infinite on average, as with a critical grammar of empty strings.
+        It is infinite if the expected size of these derivations is infinite, as in some critical grammars.
         """
         length = self._check_possible(length)
         if length == 0:
@@ -268,19 +266,23 @@ class PCFG(Language):
         return max(float(cost + tables.symbol[self._closed.start, length]), 0.0)
 
     def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
-        """The entropy of p(w | length).
+        """Return the entropy of p(w | length).
 
-        Exact if the grammar is declared unambiguous. Otherwise an estimate from `n` sampled derivations d of strings w,
+        It is exact if the grammar is declared unambiguous. Otherwise it is estimated from `n` sampled derivations d of
+        strings w,
 
             H(w) = H(d) - E[-ln p(d | w)],
 
-        whose first term is exact, so that the standard error only comes from ambiguity.
+        where the first term is exact, so that the standard error is only due to ambiguity.
         """
         length = self._check_possible(length)
         if self.unambiguous or length == 0:
             return Entropy(self.derivational_entropy(length) if length else 0.0)
         if generator is None:
-            raise ValueError("generator: the entropy of a grammar that may be ambiguous is estimated from a sample")
+            raise ValueError(
+                "generator: expected a numpy.random.Generator, got None; the entropy of a grammar that may be "
+                "ambiguous is estimated from a sample"
+            )
         n = check_integer(n, "n", 2)
         closed = self._closed
         terminal_cost = np.where(np.isneginf(closed.terminal), 0.0, -closed.terminal)
@@ -291,7 +293,7 @@ class PCFG(Language):
         return Entropy(max(value, 0.0), float(uncertainty.std(ddof=1) / math.sqrt(n)), exact=False)
 
     def best_parse(self, string: String) -> "Parse | None":
-        """The most probable derivation tree of a string, or None if the string is not in the language."""
+        """Return the most probable derivation tree of a string, or None if the string is not in the language."""
         from .parse import best_parse
 
         return best_parse(self, self._as_string(string))

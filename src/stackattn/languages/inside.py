@@ -1,4 +1,4 @@
-r"""The inside algorithm: the probability of strings, many at once.
+r"""The inside algorithm: the probabilities of a batch of strings.
 
 β(A, i, w) is the probability that A derives the w symbols that start at i. For a pair p of symbols (B, C),
 
@@ -8,8 +8,8 @@ All strings of a batch and all spans of one width are computed together. A pair 
 symbol needs no sum over m. The other pairs store their sides in two arrays, indexed by the start and by the end of a
 span, so that the sum over m is a dot product of two contiguous rows.
 
-The plain algorithm multiplies probabilities, scaled by a constant at each position. This is exact while all numbers are
-well inside the range of float64, which is checked; otherwise the string is computed again with logarithms.
+The plain algorithm multiplies probabilities, scaled by a constant at each position. This is exact as long as all
+numbers are well inside the range of float64, which is checked; otherwise the string is computed again with logarithms.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ import numpy as np
 from .closure import ClosedGrammar
 from .lengths import log_sum_exp
 
-# Numbers whose products of two with a weight of the grammar cannot leave the range of float64.
+# The product of two numbers in this range and a weight of the grammar is in the range of float64.
 _SMALLEST, _LARGEST = 1e-95, 1e95
 _BATCH_BYTES = 2**24
 
 
 def inside(grammar: ClosedGrammar, strings: Sequence[np.ndarray], totals: int | None = None) -> np.ndarray:
-    """ln of the probability of each string, or with `totals` the ln probabilities of its continuations.
+    """Return ln of the probability of each string (N,) or, with `totals`, of its continuations (N, totals+1).
 
-    Symbols are terminal ids; -1 is a symbol that the grammar does not have. With `totals`, the result is (N, totals+1):
-    entry n is the probability that the start symbol derives *some* string of length n that begins with the given one.
+    Strings are arrays of terminal ids; -1 stands for an unknown symbol. With `totals`, entry n is the probability that
+    the start symbol derives any string of length n that starts with the given one.
     """
     num_terminals = grammar.terminal.shape[1]
     anything, nothing = num_terminals, num_terminals + 1
@@ -46,7 +46,7 @@ def inside(grammar: ClosedGrammar, strings: Sequence[np.ndarray], totals: int | 
 
     at = 0
     while at < len(order):
-        # Strings of nearly the same length share a batch: a little padding costs less than more batches.
+        # Strings of similar length share a batch: a little padding costs less than more batches.
         room = 1.08 * charted[order[at]] + 2
         stop = at + 1
         while stop < len(order) and charted[order[stop]] <= room:
@@ -72,7 +72,7 @@ def inside(grammar: ClosedGrammar, strings: Sequence[np.ndarray], totals: int | 
 
 
 def _inside_batch(grammar: ClosedGrammar, ids: np.ndarray) -> np.ndarray:
-    """(N, n+1): ln probability of the first 0, 1, … n symbols."""
+    """(N, n+1): ln of the probability of the first 0, 1, …, n symbols."""
     table = np.concatenate([grammar.terminal, log_sum_exp(grammar.terminal, axis=1)[:, None]], axis=1)
     table = np.concatenate([table, np.full((len(table), 1), -np.inf)], axis=1)
     num_terminals = grammar.terminal.shape[1]
@@ -88,7 +88,7 @@ def _inside_batch(grammar: ClosedGrammar, ids: np.ndarray) -> np.ndarray:
 
 
 class _Plan:
-    """Which pairs have a side that is always one symbol, and where the other pairs store their sides."""
+    """The pairs with a side that is always one symbol, and the rows in which the other pairs store their sides."""
 
     def __init__(self, grammar: ClosedGrammar) -> None:
         left, right = grammar.left, grammar.right
@@ -103,7 +103,7 @@ class _Plan:
 
 
 def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ln β(start, 0, w) for w = 1..n from plain probabilities, and the strings for which float64 had enough range."""
+    """ln β(start, 0, w) for w = 1..n from plain probabilities, and for each string whether it is in range."""
     num, num_symbols, n = terminal.shape
     result = np.zeros((num, n))
     safe = np.ones(num, dtype=bool)
@@ -152,7 +152,7 @@ def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _logs(grammar: ClosedGrammar, terminal: np.ndarray) -> np.ndarray:
-    """Like `_plain`, with logarithms throughout: slower, but without limits of range."""
+    """ln β(start, 0, w) like `_plain`, computed with logarithms: slower, but with unlimited range."""
     num, num_symbols, n = terminal.shape
     plan = _Plan(grammar)
     by_start = np.full((len(plan.lefts), num, n, n), -np.inf)

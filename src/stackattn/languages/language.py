@@ -1,8 +1,8 @@
-"""The base class of languages: symbols and ids, prefix probabilities, the true next-symbol distribution.
+"""The base class of languages: symbols and ids, prefix probabilities and the true next-symbol distribution.
 
 A string is text (symbols separated by spaces, or not separated if all symbols are single characters) or a
 one-dimensional array of ids; id v is `symbols[v]`. Methods that take strings return one number for one string and an
-array for a list of strings. Lengths never count an end-of-string symbol.
+array for a list of strings. Lengths do not include an end-of-string symbol.
 """
 
 from abc import ABC, abstractmethod
@@ -38,11 +38,11 @@ class Language(ABC):
     def __init__(self, symbols: Iterable[str], name: str = "") -> None:
         self.symbols = tuple(symbols)
         self.name = name
-        self.recipe: dict[str, Any] | None = None  # how `get_language` made it, for files
+        self.recipe: dict[str, Any] | None = None  # the arguments of `get_language`, stored with data sets
         self._ids = {symbol: v for v, symbol in enumerate(self.symbols)}
         if len(self._ids) < len(self.symbols):
             twice = next(s for i, s in enumerate(self.symbols) if s in self.symbols[:i])
-            raise ValueError(f"symbols: {twice!r} is listed twice")
+            raise ValueError(f"symbols: expected distinct symbols, got {twice!r} more than once")
         for symbol in self.symbols:
             if not isinstance(symbol, str) or not symbol or symbol != "".join(symbol.split()):
                 raise ValueError(f"symbols: expected words without spaces, got {symbol!r}")
@@ -50,55 +50,67 @@ class Language(ABC):
 
     @abstractmethod
     def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
-        """The lengths in shortest..longest (both included) that have strings, ascending."""
+        """Return the lengths from `shortest` to `longest` (inclusive) that have strings, in ascending order."""
 
     @abstractmethod
     def sample_lengths(self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
-        """One string of each given length, drawn independently from p(w | length)."""
+        """Return one string of each given length, drawn independently from p(w | length)."""
 
     @abstractmethod
     def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
-        """The entropy of p(w | length)."""
+        """Return the entropy of p(w | length).
+
+        Args:
+            length: length of the strings.
+            generator: draws the sample, if the entropy has to be estimated.
+            n: size of the sample.
+        """
 
     @abstractmethod
     def _score(self, strings: list[np.ndarray]) -> np.ndarray:
-        """ln p(w | length of w); ids of -1 are unknown symbols."""
+        """Return ln p(w | length of w); the id -1 stands for an unknown symbol."""
 
     @abstractmethod
     def _prefix_table(self, prefixes: list[np.ndarray], longest: int) -> np.ndarray:
-        """(N, longest+1): ln of the probability that a string of length n begins with the prefix."""
+        """(N, longest+1): ln of the probability that a string of length n starts with the prefix, by n."""
 
     def sample(self, length: int, n: int = 1, *, generator: np.random.Generator) -> np.ndarray:
-        """`n` strings of one length as ids, (n, length), drawn independently from p(w | length)."""
+        """Return `n` strings of one length as ids, (n, length), drawn independently from p(w | length)."""
         n = check_integer(n, "n", 0)
         length = check_integer(length, "length", 0)
         strings = self.sample_lengths(np.full(n, length, dtype=np.int64), generator)
         return np.stack(strings) if strings else np.zeros((0, length), dtype=np.int64)
 
     def log_prob_given_length(self, strings: String | Iterable[String]) -> Any:
-        """ln p(w | length of w); -inf for strings outside the language."""
+        """Return ln p(w | length of w); -inf for strings that are not in the language."""
         batch, one = self._as_strings(strings)
         return self._shape(self._score(batch), one)
 
     def contains(self, strings: String | Iterable[String]) -> Any:
-        """Whether each string is in the language."""
+        """Return whether each string is in the language."""
         batch, one = self._as_strings(strings)
         return self._shape(self._score(batch) > -np.inf, one)
 
     def prefix_log_prob(self, prefixes: String | Iterable[String], lengths: tuple[int, int]) -> Any:
-        """ln of the probability that a string begins with the prefix.
+        """Return ln of the probability that a string starts with the prefix.
 
-        The string's length is uniform over the valid lengths of the range `lengths` (both ends included), and the
-        string then follows p(w | length): the distribution of the paper's data sets.
+        The strings are distributed as in the paper's data sets: the length is uniform over the valid lengths in the
+        range `lengths` (inclusive), and the string follows p(w | length).
         """
         batch, one = self._as_strings(prefixes)
         valid = self._valid_range(lengths)
         return self._shape(self._prefix(batch, valid), one)
 
     def next_symbol_distribution(self, prefixes: String | Iterable[String], lengths: tuple[int, int]) -> np.ndarray:
-        """The true distribution of what follows each prefix: (V+1,) or (N, V+1), the end of the string last.
+        """Return the true distribution of the next symbol after each prefix; the last entry is the end of the string.
 
-        Lengths are distributed as in `prefix_log_prob`. A prefix of probability 0 is a ValueError.
+        Lengths are distributed as in `prefix_log_prob`.
+
+        Returns:
+            (V+1,) for one prefix, (N, V+1) for a list of prefixes.
+
+        Raises:
+            ValueError: a prefix has probability 0.
         """
         batch, one = self._as_strings(prefixes)
         valid = self._valid_range(lengths)
@@ -119,7 +131,7 @@ class Language(ABC):
         return self._shape(np.exp(table - total[:, None]), one)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of a string; a ValueError names a symbol that the language does not have."""
+        """Return the ids of a string; raise ValueError if it contains an unknown symbol."""
         words = self._words(text)
         for at, word in enumerate(words):
             if word not in self._ids:
@@ -129,7 +141,7 @@ class Language(ABC):
         return np.array([self._ids[word] for word in words], dtype=np.int64)
 
     def decode(self, ids: np.ndarray | Sequence[int], separator: str = " ") -> str:
-        """The text of a string given as ids."""
+        """Return the text of a string of ids."""
         return separator.join([self.symbols[v] for v in self._as_string(ids).tolist()])
 
     def _words(self, text: str) -> list[str]:
@@ -143,10 +155,10 @@ class Language(ABC):
         if ids.size == 0:
             return np.zeros(0, dtype=np.int64)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            raise TypeError(f"a string must be text or a 1-D array of ids, got shape {ids.shape}, type {ids.dtype}")
+            raise TypeError(f"string: expected text or a 1-D array of ids, got shape {ids.shape}, type {ids.dtype}")
         if ids.min() < 0 or ids.max() >= len(self.symbols):
             bad = ids[(ids < 0) | (ids >= len(self.symbols))][0]
-            raise ValueError(f"a string has the id {bad}, expected 0..{len(self.symbols) - 1}")
+            raise ValueError(f"string: expected ids from 0 to {len(self.symbols) - 1}, got {bad}")
         return ids.astype(np.int64)
 
     def _as_strings(self, strings: String | Iterable[String]) -> tuple[list[np.ndarray], bool]:
@@ -177,28 +189,29 @@ class Language(ABC):
 
 
 def check_integer(value: Any, name: str, least: int, most: int | None = None) -> int:
+    """Return an integer in the given range; raise TypeError or ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
     if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most:,}, got {str(value)[:20]}")
+        raise ValueError(f"{name}: expected at most {most:,}, got {str(value)[:20]}")
     return int(value)
 
 
 def check_range(lengths: Any) -> tuple[int, int]:
-    """A pair (shortest, longest), both included."""
+    """Return a pair (shortest, longest); raise TypeError or ValueError if it is invalid."""
     if not isinstance(lengths, tuple | list) or len(lengths) != 2:
-        raise TypeError(f"lengths must be a pair (shortest, longest), got {lengths!r}")
+        raise TypeError(f"lengths: expected a pair (shortest, longest), got {lengths!r}")
     shortest, longest = (check_integer(value, "lengths", 0) for value in lengths)
     if shortest > longest:
-        raise ValueError(f"lengths must be a pair (shortest, longest), got {shortest} > {longest}")
+        raise ValueError(f"lengths: expected a pair (shortest, longest), got {shortest} > {longest}")
     return shortest, longest
 
 
 def check_generator(generator: Any) -> np.random.Generator:
     if not isinstance(generator, np.random.Generator):
         raise TypeError(
-            f"generator must be a numpy Generator, such as numpy.random.default_rng(0), got {type(generator).__name__}"
+            f"generator: expected a numpy.random.Generator, such as default_rng(0), got {type(generator).__name__}"
         )
     return generator

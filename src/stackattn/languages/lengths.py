@@ -1,6 +1,6 @@
-"""Tables over lengths: the probability that a symbol derives a string of each length, and the entropy of derivations.
+"""Tables by length: the probability that a symbol derives a string of each length, and the entropy of derivations.
 
-Letters: A symbols, P pairs, L the largest length. All tables are natural logarithms, so long strings do not underflow.
+Shapes: A symbols, P pairs, L maximum length. All tables are natural logarithms, so long strings do not underflow.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class LengthTables:
 
 
 def log_sum_exp(values: np.ndarray, axis: int) -> np.ndarray:
-    """ln Σ exp; -inf for an empty sum."""
+    """Return ln Σ exp along an axis; -inf for an empty sum."""
     if values.shape[axis] == 0:
         return np.full(np.delete(values.shape, axis), -np.inf)
     top = np.max(values, axis=axis, keepdims=True)
@@ -33,7 +33,7 @@ def log_sum_exp(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def length_tables(grammar: ClosedGrammar, longest: int, known: LengthTables | None = None) -> LengthTables:
-    """Tables for the lengths 0..longest, continuing the `known` ones."""
+    """Return the tables for the lengths 0..longest; `known` tables of shorter lengths are extended."""
     num_symbols, num_pairs = grammar.pair.shape
     symbol = np.full((num_symbols, longest + 1), -np.inf)
     pair = np.full((num_pairs, longest + 1), -np.inf)
@@ -55,9 +55,9 @@ def length_tables(grammar: ClosedGrammar, longest: int, known: LengthTables | No
 def expected_cost(
     grammar: ClosedGrammar, tables: LengthTables, terminal_cost: np.ndarray, pair_cost: np.ndarray
 ) -> np.ndarray:
-    """(A, L+1): the expected total cost of a derivation of each length, each of its steps costing what is given.
+    """(A, L+1): the expected total cost of a derivation from each symbol, by length, given the costs of its steps.
 
-    With the -ln p of the steps as costs, the entropy of the derivations is this plus the symbol's table.
+    If the cost of a step is its -ln p, the entropy of the derivations is this plus the symbol's table.
     """
     cost = np.zeros_like(tables.symbol)
     for length in range(1, tables.longest + 1):

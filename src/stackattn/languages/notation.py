@@ -1,4 +1,4 @@
-"""The text notation of grammars, similar to NLTK's, with errors that name the line and the symbol.
+"""The text notation of grammars, similar to NLTK's. Errors name the line and the symbol.
 
     # balanced brackets; the first left-hand side is the start symbol, unless `%start` names another
     S -> S T [1/2] | T [1/2]
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .exact import MAX_DIGITS, NumberTooLongError, exact, fits
 
 MAX_SYMBOLS = 500
-"""Largest number of symbols on the right-hand side of a rule."""
+"""Maximum number of symbols on the right-hand side of a rule."""
 
 
 class GrammarError(ValueError):
@@ -34,10 +34,10 @@ class Rule(NamedTuple):
 
 class ParsedGrammar(NamedTuple):
     rules: list[Rule]
-    places: list[str]  # of each rule, for error messages
+    places: list[str]  # source and line of each rule, for error messages
     start: str
     terminals: list[str]  # in order of first appearance
-    weighted: list[bool]  # whether the weight was written
+    weighted: list[bool]  # whether the rule has an explicit weight
 
 
 _TOKEN = re.compile(
@@ -56,7 +56,7 @@ _EMPTY_NAMES = {"ε", "epsilon", "eps", "EPSILON", "EPS", "λ"}
 
 
 def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
-    """Read a grammar in text notation. `source` (a file's name) is used in errors."""
+    """Parse a grammar in text notation; `source` is the name of the file for errors."""
     rules: list[Rule] = []
     places: list[str] = []
     weighted: list[bool] = []
@@ -113,7 +113,7 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
 
 
 def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) -> str:
-    """The text of a grammar, exact weights included, such that `parse_grammar` gives the same rules."""
+    """Return the text of a grammar with exact weights; `parse_grammar` returns the same rules."""
     known = set(terminals)
     alternatives: dict[str, list[str]] = {}
     for lhs, rhs, weight in rules:
@@ -133,7 +133,7 @@ def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) 
 
 
 def check_weight(weight: object, place: str, lhs: str) -> Fraction:
-    """Return the exact value of a weight; a GrammarError names the rule."""
+    """Return the exact value of a weight; raise GrammarError if it is invalid."""
     try:
         value = exact(weight)
     except NumberTooLongError as error:
@@ -148,7 +148,7 @@ def check_weight(weight: object, place: str, lhs: str) -> Fraction:
 
 
 def check_length(rhs: Sequence[object], place: str, lhs: str) -> None:
-    """Raise a GrammarError if a right-hand side has too many symbols."""
+    """Raise GrammarError if a right-hand side has too many symbols."""
     if len(rhs) > MAX_SYMBOLS:
         raise GrammarError(
             f"{place}: expected at most {MAX_SYMBOLS:,} symbols in a rule of {lhs!r}, got {len(rhs):,}; split the rule"
@@ -156,7 +156,7 @@ def check_length(rhs: Sequence[object], place: str, lhs: str) -> None:
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """Numbered lines, a final backslash joining a line with the next."""
+    """Yield numbered lines; a line that ends in a backslash is joined with the next one."""
     lines = text.splitlines()
     i = 0
     while i < len(lines):

@@ -1,6 +1,6 @@
-"""The most probable derivation of a string, as a tree, its drawing and its bracket notation.
+"""The most probable derivation of a string as a tree, which can be drawn or written in bracket notation.
 
-The maximum is over all derivations of the grammar as written, including empty and unary rules: the sums of the exact
+The maximum is over all derivations of the original grammar, including empty and unary rules: the sums of the exact
 closure become maxima, and each maximum stores the rules that attain it.
 """
 
@@ -31,11 +31,11 @@ class Tree:
     children: tuple[Tree | str, ...]
 
     def leaves(self) -> list[str]:
-        """The string that the tree derives."""
+        """Return the symbols of the string that the tree derives."""
         return [item for _, item in self._walk() if isinstance(item, str)]
 
     def bracket(self) -> str:
-        """`(S a (S ) a)`, on one line; the terminals ( and ) are written -LRB- and -RRB-, as in treebanks."""
+        """Return the tree on one line, such as `(S a (S ) a)`; the terminals ( and ) become -LRB- and -RRB-."""
         parts: list[str] = []
         depth = 0
         for level, item in self._walk():
@@ -49,7 +49,7 @@ class Tree:
         return "".join(parts) + ")" * depth
 
     def draw(self) -> str:
-        """The tree as text, one node per line."""
+        """Return the tree as text, one node per line."""
         lines: list[str] = []
         stack: list[tuple[Tree | str, str, str]] = [(self, "", "")]
         while stack:
@@ -64,7 +64,7 @@ class Tree:
         return "\n".join(lines)
 
     def _walk(self) -> list[tuple[int, Tree | str]]:
-        """All nodes in pre-order with their depth."""
+        """Return all nodes in pre-order with their depths."""
         found: list[tuple[int, Tree | str]] = []
         stack: list[tuple[int, Tree | str]] = [(0, self)]
         while stack:
@@ -77,7 +77,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Parse:
-    """The best tree and ln of its probability."""
+    """The most probable tree of a string and ln of its probability."""
 
     tree: Tree
     log_prob: float
@@ -113,9 +113,9 @@ class Viterbi:
         self._best_steps(live)
 
     def _best_empty(self, nullable: set[int]) -> None:
-        """Find the best derivation of ε of each nullable symbol, most probable symbols first (Knuth's algorithm).
+        """Find the best derivation of ε for each nullable symbol, in order of probability (Knuth's algorithm).
 
-        A rule is considered only when all its symbols are settled, which excludes cyclic derivations.
+        A rule is considered only after all its symbols are final, which excludes cyclic derivations.
         """
         self.empty: dict[int, float] = {}
         self.empty_rule: dict[int, int] = {}
@@ -143,7 +143,7 @@ class Viterbi:
                     heapq.heappush(queue, (-total, user.lhs, r))
 
     def _best_chains(self, live: set[int]) -> None:
-        """Find the best chain of steps that keep one symbol between each two symbols (Floyd-Warshall)."""
+        """Find the best chain of steps, each keeping one symbol, between all pairs of symbols (Floyd-Warshall)."""
         size = self.binary.num_symbols
         edge = np.full((size, size), -np.inf)
         self.edge_rule: dict[tuple[int, int], tuple[int, int]] = {}  # rule, and which of its symbols is kept
@@ -165,7 +165,7 @@ class Viterbi:
         self.chain = edge
 
     def _best_steps(self, live: set[int]) -> None:
-        """The closed grammar with maxima for sums, and the rule at the end of each chain."""
+        """Compute the closed grammar with maxima instead of sums, and the rule at the end of each chain."""
         size, num_terminals = self.binary.num_symbols, self.binary.num_terminals
         terminal_rule: dict[tuple[int, int], int] = {}
         pair_rule: dict[tuple[int, tuple[int, int]], int] = {}
@@ -197,7 +197,7 @@ class Viterbi:
         return best, end
 
     def chart(self, ids: np.ndarray) -> np.ndarray:
-        """(A, n, n): ln of the best derivation of the symbols from a start, by width - 1."""
+        """(A, n, n): ln of the probability of the best derivation of each span, by its start and its width - 1."""
         n = len(ids)
         single = np.asarray(np.isneginf(self.pair).all(axis=1))
         chart = np.full((self.binary.num_symbols, n, n), -np.inf)
@@ -225,7 +225,7 @@ class Viterbi:
         return chart
 
     def last_step(self, chart: np.ndarray, ids: np.ndarray, a: int, span: tuple[int, int]) -> tuple[int, list[_Span]]:
-        """The rule at the end of the best chain from `a`, and the spans of its symbols."""
+        """Return the rule at the end of the best chain from `a`, and the spans of its symbols."""
         start, width = span
         if width == 1:
             return int(self.terminal_end[a, ids[start]]), []
@@ -238,7 +238,7 @@ class Viterbi:
         return int(self.pair_end[a, used[p]]), [(start, m + 1), (start + m + 1, width - m - 1)]
 
     def chain_steps(self, a: int, b: int) -> list[tuple[int, int]]:
-        """The rules of the best chain from a to b, and which symbol of each is kept."""
+        """Return the rules of the best chain from a to b, and the position of the symbol that each of them keeps."""
         steps = []
         while a != b:
             onward = int(self.next[a, b])
@@ -254,7 +254,7 @@ class Viterbi:
 
 
 def best_parse(grammar: PCFG, ids: np.ndarray) -> Parse | None:
-    """The most probable derivation tree of a string of ids; None if there is none."""
+    """Return the most probable derivation tree of a string of ids, or None if the string is not in the language."""
     viterbi = grammar._viterbi
     start = viterbi.binary.start
     if (ids < 0).any():

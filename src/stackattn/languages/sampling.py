@@ -1,4 +1,4 @@
-"""Exact sampling of strings of given lengths: no rejection, all strings expanded together, level by level."""
+"""Exact sampling of strings of given lengths, without rejection: all strings are expanded together, level by level."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,10 @@ _TABLE_CELLS = 4_000_000
 def sample_flat(
     grammar: ClosedGrammar, tables: LengthTables, lengths: np.ndarray, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Strings of the given positive lengths, one after the other in one array, and ln p of each drawn derivation.
+    """Return strings of the given positive lengths, concatenated in one array, and ln p of each sampled derivation.
 
-    A derivation here is one of the closed grammar. Each round draws, for all open symbols of all strings, the pair of
-    symbols that replaces each and where the left one ends, or the terminal if only one symbol remains to be derived.
+    The derivations are those of the closed grammar. Each round expands all open symbols of all strings: it draws a pair
+    of symbols and the length of the left one or, for a span of length 1, a terminal.
     """
     ends = np.cumsum(lengths)
     out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
@@ -70,7 +70,7 @@ def sample_flat(
 def _draw(
     log_weights: Callable[[np.ndarray, int], np.ndarray], keys: np.ndarray, size: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """For each key one index, in proportion to exp of the key's row of `log_weights(keys, size)`."""
+    """Draw one index for each key, with probability proportional to exp of its row of `log_weights(keys, size)`."""
     uniform = generator.random(len(keys))
     rows, which = np.unique(keys, return_inverse=True)
     which = which.reshape(-1)
@@ -88,9 +88,9 @@ def _draw(
 
 
 def _search(sums: np.ndarray, row: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """The first index whose cumulative sum exceeds the drawn number: a binary search in all rows at once."""
+    """Return the first index whose cumulative sum exceeds the drawn number, by a binary search in all rows at once."""
     width = sums.shape[1]
-    # The last index with weight is the first one that reaches the total, so u * total < total never passes it.
+    # The sum at the last index with a positive weight is the total, which exceeds the target: no later index is found.
     target = np.minimum(uniform * sums[row, -1], np.nextafter(sums[row, -1], 0.0))
     low = np.zeros(len(row), dtype=np.int64)
     high = np.full(len(row), width - 1, dtype=np.int64)

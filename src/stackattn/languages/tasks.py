@@ -1,9 +1,9 @@
-"""The languages of the experiments, by name and by function.
+"""The languages of the experiments, as functions and by name.
 
-Each context-free task is a grammar built from its parameters; `c(μ) = μ / (μ + 1)` is the probability to continue a
-process that continues μ times on average. `variant="published"` gives the distribution of the published experiments, in
-which the root of a derivation never expands by an empty or unary rule: Dyck strings have at least two bracket groups
-and padded reversals at least one nested pair. A separate start symbol implements this.
+Each context-free language is a grammar built from its parameters. A process that continues μ times on average continues
+with probability μ / (μ + 1). `variant="published"` gives the distribution of the published experiments, in which the
+root of a derivation is never expanded by an empty or unary rule: Dyck strings have at least two bracket groups, and
+padded reversals at least one nested pair. A separate start symbol implements this.
 """
 
 import difflib
@@ -20,13 +20,13 @@ from .language import Language, check_integer
 
 VARIANTS = ("plain", "published")
 MAX_K = 2000
-"""Largest number of symbols or bracket types of a grammar: its tables grow with the square of k."""
+"""Maximum number of symbols or bracket types of a grammar, whose tables grow with the square of k."""
 _BRACKETS = ("()", "[]", "{}", "<>")
 _Rules = list[tuple[str, list[str], Fraction]]
 
 
 def marked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain") -> PCFG:
-    """w # reversed w, over k symbols; `mean_length` of w."""
+    """w # reversed w, where w has k different symbols and `mean_length` symbols on average."""
     symbols = _alphabet(k)
     go = _continue(mean_length, "mean_length")
     rules: _Rules = [("S", [a, "S", a], go / k) for a in symbols]
@@ -35,7 +35,7 @@ def marked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain")
 
 
 def unmarked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain") -> PCFG:
-    """w followed by its reverse, over k symbols; `mean_length` of w."""
+    """w followed by reversed w, where w has k different symbols and `mean_length` symbols on average."""
     symbols = _alphabet(k)
     go = _continue(mean_length, "mean_length")
     rules: _Rules = [("S", [a, "S", a], go / k) for a in symbols]
@@ -46,7 +46,7 @@ def unmarked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain
 def padded_reversal(
     k: int = 2, mean_content_length: float = 60, mean_padding_length: float = 30, variant: str = "plain"
 ) -> PCFG:
-    """w, any number of copies of one symbol, reversed w; `mean_content_length` of w, over k symbols."""
+    """w, any number of copies of one symbol, reversed w; w has k different symbols."""
     symbols = _alphabet(k)
     go, pad = (
         _continue(mean_content_length, "mean_content_length"),
@@ -117,7 +117,6 @@ def hardest_cfl(
     return _grammar("hardest-cfl", rules, [*symbols, ",", ";", "$"], variant)
 
 
-# The function that makes each language, by name.
 TASKS: dict[str, Callable[..., Language]] = {
     "marked-reversal": marked_reversal,
     "unmarked-reversal": unmarked_reversal,
@@ -126,10 +125,11 @@ TASKS: dict[str, Callable[..., Language]] = {
     "hardest-cfl": hardest_cfl,
     **COMPANIONS,
 }
+"""The function that makes each language, by name."""
 
 
 def is_grammar_file(name: str) -> bool:
-    """Whether a name looks like the path of a grammar file, which need not exist."""
+    """Return whether a name looks like the path of a grammar file; the file need not exist."""
     path = Path(name)
     return name not in TASKS and (path.exists() or bool(path.suffix) or len(path.parts) > 1)
 
@@ -139,10 +139,10 @@ def get_language(name: str, **parameters: Any) -> Language:
 
     Args:
         name: one of `TASKS`.
-        parameters: those of the function of the same name, such as `k` or, for the five tasks of the paper, `variant`.
+        parameters: parameters of the language's function, such as `k` or, for the paper's five languages, `variant`.
 
     Raises:
-        ValueError: if there is no such language or parameter; the message suggests a similar name.
+        ValueError: there is no such language or parameter; the message suggests a similar name.
 
     Example::
 
@@ -152,13 +152,14 @@ def get_language(name: str, **parameters: Any) -> Language:
     if name not in TASKS:
         close = difflib.get_close_matches(str(name), TASKS, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"name: no language {name!r}{hint}. The names are: {', '.join(TASKS)}")
+        raise ValueError(f"name: expected one of {', '.join(TASKS)}, got {name!r}{hint}")
     known = inspect.signature(TASKS[name]).parameters
     for parameter in parameters:
         if parameter not in known:
             close = difflib.get_close_matches(parameter, known, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"{name} has no parameter {parameter!r}{hint}. Its parameters are: {', '.join(known)}")
+            expected = f"expected one of {', '.join(known)}" if known else "expected none"
+            raise ValueError(f"parameters of {name}: {expected}, got {parameter!r}{hint}")
     made = TASKS[name](**parameters)
     made.recipe = {"name": name, "parameters": parameters}
     return made
@@ -166,7 +167,7 @@ def get_language(name: str, **parameters: Any) -> Language:
 
 def _grammar(name: str, rules: _Rules, symbols: Iterable[str], variant: str, unambiguous: bool = False) -> PCFG:
     if variant not in VARIANTS:
-        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
     terminals = list(symbols)
     if variant == "published":
         start = rules[0][0]
@@ -183,9 +184,9 @@ def _mean(value: Any, name: str, least: int = 0) -> Fraction:
     except NumberTooLongError as error:
         raise ValueError(f"{name}: {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
-        raise TypeError(f"{name} must be a finite number, got {value!r}") from None
+        raise TypeError(f"{name}: expected a finite number, got {value!r}") from None
     if mean < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
     return mean
 
 
@@ -197,7 +198,7 @@ def _continue(mean: Any, name: str) -> Fraction:
 def _probability(value: Any, name: str) -> Fraction:
     probability = _mean(value, name)
     if probability > 1:
-        raise ValueError(f"{name} must be at most 1, got {value}")
+        raise ValueError(f"{name}: expected at most 1, got {value}")
     return probability
 
 

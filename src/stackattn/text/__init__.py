@@ -1,10 +1,10 @@
-"""Text: corpora prepared from raw files, their tokenizers, and batches.
+"""Text: preparing corpora from raw files, tokenizers and batches.
 
 Modules:
 
     corpus              prepared corpora: folder, report, fingerprint, verification
     monolingual_corpus  corpora for language models
-    bitext_corpus       corpora for translation, and how they are prepared
+    bitext_corpus       corpora for translation, and their preparation
     plain               preparing monolingual corpora from plain text
     penn_treebank       preparing monolingual corpora from the Penn Treebank
     trees               reading the words of treebank files
@@ -13,6 +13,6 @@ Modules:
     unknown             classes of unknown words
     pieces              the tokenizer of bitext
     byte_pairs          SentencePiece models
-    batching            batches limited by their number of tokens
+    batching            batches with a maximum number of tokens
     old_fingerprints    verification of corpora prepared by earlier versions
 """

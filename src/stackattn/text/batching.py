@@ -1,4 +1,4 @@
-"""Batches of sentences of similar length, limited by their number of tokens including padding."""
+"""Batches of sentences of similar length with a maximum number of tokens, including padding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def token_batches(
     """Divide examples into batches whose size times their largest cost is at most `budget`.
 
     The examples are sorted by length, and each batch is as large as the budget allows; an example that exceeds the
-    budget is a batch of its own.
+    budget gets a batch of its own.
 
     Args:
-        lengths: length of each example, which determines the order.
-        costs: tokens that each example takes in a batch.
-        budget: largest number of tokens of a batch.
-        generator: shuffles the batches, and examples of the same length. None keeps everything in order.
+        lengths: length of each example, by which the examples are sorted.
+        costs: number of tokens that each example takes in a batch.
+        budget: maximum number of tokens of a batch.
+        generator: shuffles the batches, and examples of the same length; None: no shuffling.
 
     Returns:
         The indices of the examples of each batch.

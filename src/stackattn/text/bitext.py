@@ -1,6 +1,7 @@
 """Reading, normalising and filtering bitext: pairs of sentences from two files.
 
-Text files are streamed, so memory holds only the selected pairs. SGML, the format of WMT's test sets, is read whole.
+Text files are streamed, so that only the selected pairs are in memory. SGML files, the format of WMT's test sets, are
+read at once.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>", re.DOTALL | re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Filters:
-    """Which pairs are dropped. A pair is counted under the first filter that drops it, in the paper's order."""
+    """Criteria for dropping pairs. A pair is counted under the first filter that drops it, in the paper's order."""
 
     max_characters: int = 150
-    """Longest sentence to keep, in characters."""
+    """Maximum length of a sentence, in characters."""
     max_ratio: float | None = 4.0
-    """Largest ratio of the lengths of the two sides, in characters; None (for validation and test) keeps any."""
+    """Maximum ratio of the lengths of the two sides, in characters; None (for validation and test): no maximum."""
 
     def __post_init__(self) -> None:
         if self.max_characters < 1:
@@ -58,7 +59,7 @@ def read_pairs(source: str | Path, target: str | Path) -> Iterator[Pair]:
     """Yield the pairs of two files with one sentence per line, normalised (NFKC).
 
     Raises:
-        ValueError: at the end, if the files have different numbers of sentences.
+        ValueError: the files have different numbers of sentences; raised after the last pair.
     """
     paths = Path(source), Path(target)
     counts = [0, 0]
@@ -78,7 +79,7 @@ def normalise(sentence: str) -> str:
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a text file or the segments of WMT's SGML (`.sgm`, `.sgml`); either may end in `.gz`."""
+    """Yield the lines of a text file, or the segments of an SGML file of WMT (`.sgm`, `.sgml`); both may be `.gz`."""
     path = Path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind.lower() not in (".sgm", ".sgml"):
@@ -102,7 +103,7 @@ class Selection:
     """Number of pairs dropped by each filter."""
 
     def counts(self) -> dict[str, int]:
-        """Return how many pairs were read, dropped by each filter, kept and used."""
+        """Return the numbers of pairs read, dropped by each filter, kept and used."""
         kept = self.read - sum(self.dropped.values())
         return {"read": self.read, **self.dropped, "kept": kept, "used": len(self.pairs)}
 
@@ -120,13 +121,13 @@ def select(
     Args:
         source, target: files with one sentence per line, or SGML.
         filters: which pairs to drop.
-        sample: number of pairs to draw at random if more pass; None selects all of them, in order.
-        seed: the sample and its order are those of Python's `random.Random(seed).sample`. Sampling reads the files
-            twice, so that memory never holds more than the sample.
+        sample: number of pairs to draw at random if more pass the filters; None: select all, in order.
+        seed: seed of the sample, which is drawn with Python's `random.Random(seed).sample`. Sampling reads the files
+            twice, so that only the sample is in memory.
         track: wraps the pairs to show progress.
 
     Raises:
-        ValueError: if no pair passes, or the files have different numbers of sentences.
+        ValueError: no pair passes the filters, or the files have different numbers of sentences.
     """
     if sample is not None and sample < 1:
         raise ValueError(f"sample: expected at least 1 pair, got {sample}")

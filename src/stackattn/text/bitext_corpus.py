@@ -56,20 +56,20 @@ class BitextCorpus(Corpus):
 
 @dataclass(frozen=True)
 class BitextOptions:
-    """How bitext is prepared. The defaults are the paper's."""
+    """Options for preparing bitext. The defaults are the paper's."""
 
     max_characters: int = 150
-    """Longest sentence to keep, in characters."""
+    """Maximum length of a sentence, in characters."""
     max_ratio: float = 4.0
-    """Largest ratio of the lengths of the two sides of a training pair."""
+    """Maximum ratio of the lengths of the two sides of a training pair."""
     sample: int | None = 100_000
-    """Number of training pairs to draw at random; None keeps all of them, in order."""
+    """Number of training pairs to draw at random; None: keep all, in order."""
     seed: int = 123
     """Seed of the sample."""
     pieces: int = 32_000
-    """Number of pieces to learn; fewer are learned from a small text."""
+    """Maximum number of pieces to learn; a small text yields fewer."""
     threshold: int = 50
-    """Number of times a language must contain a piece to use it."""
+    """Minimum number of occurrences of a piece in a language that uses it."""
 
 
 def prepare_bitext(
@@ -83,8 +83,8 @@ def prepare_bitext(
 
     Args:
         files: source and target file of `train`, `validation` and optionally `test`.
-        folder: must not exist; appears complete or not at all.
-        options: the paper's by default.
+        folder: folder of the corpus; must not exist. It appears complete or not at all.
+        options: how to prepare the text; default: the paper's options.
         track: wraps the pairs of each split to show progress.
         announce: called with the name of each later stage.
 
@@ -92,9 +92,9 @@ def prepare_bitext(
         The report of the corpus.
 
     Raises:
-        ModuleNotFoundError: before anything is read or written, if SentencePiece is not installed.
-        FileExistsError: if the folder exists.
-        ValueError: if the files differ in their number of sentences or no pair passes the filters.
+        ModuleNotFoundError: SentencePiece is not installed; nothing has been read or written.
+        FileExistsError: the folder exists.
+        ValueError: two files have different numbers of sentences, or no pair passes the filters.
     """
     options, folder = options or BitextOptions(), Path(folder)
     filters = Filters(options.max_characters, options.max_ratio)

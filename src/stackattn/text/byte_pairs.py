@@ -7,34 +7,34 @@ from collections.abc import Iterable
 from typing import Any
 
 INSTALL = "pip install 'stackattn[text]'"
-DEFAULT_LIMIT = 4192  # SentencePiece's default for the longest sentence to learn from, in bytes
+DEFAULT_LIMIT = 4192  # SentencePiece's default maximum length of a training sentence, in bytes
 
 
 def sentencepiece() -> Any:
-    """Import and return SentencePiece; a ModuleNotFoundError says how to install it."""
+    """Import and return SentencePiece; the ModuleNotFoundError says how to install it."""
     try:
         import google.protobuf  # noqa: F401
         import sentencepiece
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"pieces of words need the package sentencepiece: {INSTALL}", name=error.name
+            f"splitting words into pieces needs the package sentencepiece: {INSTALL}", name=error.name
         ) from None
     return sentencepiece
 
 
 def train_model(sentences: Iterable[str], size: int) -> bytes:
-    """Learn a model of `size` pieces, or of fewer if the text is small; it covers every character of the text.
+    """Learn a SentencePiece model of up to `size` pieces that covers every character of the text.
 
     Sentences that contain U+2585, which SentencePiece reserves, are ignored.
 
     Raises:
-        ValueError: if SentencePiece cannot learn from this text.
+        ValueError: SentencePiece cannot learn from this text.
     """
     trainer, written = sentencepiece().SentencePieceTrainer, io.BytesIO()
     sentences = list(sentences)
     longest = max((len(sentence.encode()) for sentence in sentences), default=0)
-    # SentencePiece skips longer sentences. The limit is stored in the model, so it is set only when it is needed:
-    # otherwise models of ordinary text would not stay the same byte for byte.
+    # SentencePiece skips sentences above its limit. The limit is stored in the model, so it is raised only if
+    # necessary: models of ordinary text stay identical byte for byte.
     limit = {"max_sentence_length": longest} if longest > DEFAULT_LIMIT else {}
     try:
         trainer.train(
@@ -58,7 +58,7 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
 
 
 def load_model(model: bytes, name: str = "") -> Any:
-    """Return the SentencePiece processor of a model; `name` is the file to mention in errors."""
+    """Return the SentencePiece processor of a model; `name` is the name of its file for errors."""
     processor = sentencepiece().SentencePieceProcessor()
     try:
         processor.load_from_serialized_proto(model)
@@ -68,5 +68,5 @@ def load_model(model: bytes, name: str = "") -> Any:
 
 
 def split_pieces(processor: Any, line: str) -> list[str]:
-    """Return the pieces of a line, with <unk> for unknown characters, unlike SentencePiece's own text output."""
+    """Return the pieces of a line, with <unk> for unknown characters; SentencePiece's text output keeps them."""
     return [processor.id_to_piece(i) for i in processor.encode(line)]

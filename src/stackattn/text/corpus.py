@@ -1,15 +1,15 @@
-"""Prepared corpora: what monolingual corpora and bitext have in common.
+"""Prepared corpora: the base class of monolingual corpora and bitext.
 
 A corpus is a folder with one text file per split (two in bitext), the files of the tokenizer, and report.json:
 
     kind                 monolingual or bitext
-    options, sources     how it was prepared, and from which files
+    options, sources     options of the preparation, and names of the raw files
     read, written        counts for each split, before and after preparation
     types                number of types
     files                lines, bytes and checksum of every other file of the folder
     fingerprint          hash of the names and checksums of all these files
 
-The fingerprint does not depend on where the folder is. Every file is compared with its checksum when it is read.
+The fingerprint does not depend on the path of the folder. Every file is compared with its checksum when it is read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def no_progress(items: Iterable[Any], description: str) -> Iterable[Any]:
 
 
 class Tokenizer(Protocol):
-    """The token numbers and sizes that models need, and the files of a tokenizer."""
+    """The token ids and sizes that models need, and saving to a folder."""
 
     @property
     def bos(self) -> int: ...
@@ -72,7 +72,7 @@ class Corpus(ABC):
         folder: a folder made by `stackattn lm prepare` or `stackattn mt prepare`.
 
     Raises:
-        ValueError: if the folder contains no corpus or one of another kind, or its report is damaged.
+        ValueError: the folder contains no corpus or one of another kind, or its report is invalid.
     """
 
     kind: ClassVar[str]
@@ -95,10 +95,10 @@ class Corpus(ABC):
 
     @abstractmethod
     def read_split(self, split: str) -> Any:
-        """Read one of `SPLITS`, verifying its content."""
+        """Read one of `SPLITS` and verify its content."""
 
     def check_fingerprint(self, expected: str | None) -> None:
-        """Raise a ValueError unless this is the corpus with the expected fingerprint; None accepts any corpus."""
+        """Raise ValueError unless the corpus has the expected fingerprint; None accepts any corpus."""
         if expected not in (None, self.fingerprint):
             raise ValueError(
                 f"folder: {self.folder} contains another corpus: expected the fingerprint {expected}, found "
@@ -109,7 +109,7 @@ class Corpus(ABC):
         """Read a file of the corpus and compare it with the report.
 
         Raises:
-            ValueError: if there is no such file or its content is not what was prepared.
+            ValueError: the file is missing, or its content has changed since the preparation.
         """
         if self._is_old and not self._is_verified:
             verify_old_corpus(self.folder, self.kind, self.report)
@@ -125,7 +125,7 @@ class Corpus(ABC):
     def _verify(self, path: Path, data: bytes) -> None:
         files = self.report["files"]
         if path.name not in files:
-            raise ValueError(f"{path}: not listed in {REPORT}, so it is no part of the corpus")
+            raise ValueError(f"{path}: expected a file listed in {REPORT}; prepare the corpus again")
         expected, found = files[path.name], describe(data)
         if expected != found:
             summary = "{lines:,} lines, {bytes:,} bytes, checksum {checksum:.12}"
@@ -145,11 +145,13 @@ class Corpus(ABC):
     def fill(
         cls, folder: Path, texts: Mapping[str, Iterable[str]], tokenizer: Tokenizer, report: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Write a corpus into an empty folder, such as `files.whole_folder` gives.
+        """Write a corpus to an empty folder, such as that of `files.whole_folder`.
 
         Args:
-            texts: the lines of each text file.
-            report: all of report.json except what is added here: `kind`, `files` and `fingerprint`.
+            folder: the folder.
+            texts: the lines of each text file, by file name.
+            tokenizer: the tokenizer of the corpus.
+            report: the content of report.json; `kind`, `files` and `fingerprint` are added.
 
         Returns:
             The complete report.
@@ -164,18 +166,18 @@ class Corpus(ABC):
 
 
 def check_split(split: str) -> None:
-    """Raise a ValueError unless `split` is one of `SPLITS`."""
+    """Raise ValueError unless `split` is one of `SPLITS`."""
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
 
 
 def describe(data: bytes) -> dict[str, Any]:
-    """Return the entry of a file in report.json."""
+    """Return the entry of report.json for a file with this content."""
     return {"lines": data.count(b"\n"), "bytes": len(data), "checksum": hashlib.sha256(data).hexdigest()}
 
 
 def _fingerprint(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The name of a file is hashed with its content: it says which split the lines belong to."""
+    """Hash the names and contents of files; the name determines the split that the lines belong to."""
     entries = "".join(f"{name}\0{files[name]['checksum']}\n" for name in sorted(files))
     return hashlib.sha256(entries.encode()).hexdigest()[:32]
 
@@ -189,7 +191,7 @@ def _read_report(folder: Path, kind: str) -> dict[str, Any]:
     old = [name for name, key in OLD_KEYS.items() if isinstance(report.get(key), str)]
     found = report.get("kind", old[0] if old else None)
     if found not in OLD_KEYS:
-        raise ValueError(f"{path}: {expected}, found a report of no known kind")
+        raise ValueError(f"{path}: {expected}, found a report without a known kind")
     if found != kind:
         raise ValueError(f"{folder}: {expected}, found a {found} corpus made by {COMMANDS[found]}")
     if "fingerprint" in report or not old:
@@ -198,7 +200,7 @@ def _read_report(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def _check_files(path: Path, report: Mapping[str, Any]) -> None:
-    """The list of files must be complete and must be what the fingerprint was computed from."""
+    """Raise ValueError unless the list of files is valid and its fingerprint is that of the report."""
     files, types = report.get("files"), {"lines": int, "bytes": int, "checksum": str}
     if not isinstance(files, dict) or not all(
         isinstance(entry, dict) and {key: type(value) for key, value in entry.items()} == types
@@ -213,7 +215,7 @@ def _check_files(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def _describe_folder(folder: Path) -> str:
-    """Say what a folder without report.json contains."""
+    """Describe the content of a folder without report.json, for an error message."""
     if not folder.exists():
         return "no such folder"
     if not folder.is_dir():

@@ -1,7 +1,8 @@
 """Monolingual corpora for language models, as folders.
 
 train.txt, validation.txt, test.txt   one sentence per line, tokens separated by spaces, unknown words replaced
-vocabulary.json                       the types and what replaces unknown words; with pieces.model for SentencePiece
+vocabulary.json                       the types, and how unknown words are replaced
+pieces.model                          the SentencePiece model, if the tokens are its pieces
 report.json                           see `corpus`
 """
 
@@ -41,10 +42,10 @@ class MonolingualCorpus(Corpus):
         return [line.split(" ") for line in self.read_sentences(self._file(split))]
 
     def encode_split(self, split: str, vocabulary: Vocabulary) -> list[list[int]]:
-        """Read a split as token numbers of a vocabulary, which may be another one than the corpus has.
+        """Read a split as token ids of a vocabulary, which need not be that of the corpus.
 
         Raises:
-            ValueError: naming file and line of a token that the vocabulary cannot represent.
+            ValueError: the vocabulary cannot represent a token; the message names the file and the line.
         """
         sentences = []
         for number, sentence in enumerate(self.read_split(split), 1):
@@ -62,7 +63,7 @@ class MonolingualCorpus(Corpus):
 def write_monolingual(
     folder: Path, splits: Mapping[str, Sentences], vocabulary: Vocabulary, report: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write a new corpus; the folder appears complete or not at all. Returns the report with counts of each split."""
+    """Write a new corpus and return its report; the folder appears complete or not at all."""
     with whole_folder(folder) as partial:
         return fill_monolingual(partial, splits, vocabulary, report)
 
@@ -70,7 +71,7 @@ def write_monolingual(
 def fill_monolingual(
     folder: Path, splits: Mapping[str, Sentences], vocabulary: Vocabulary, report: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Like `write_monolingual`, into a folder that exists and is empty."""
+    """Write a corpus to an existing empty folder and return its report."""
     texts, counts = {}, {}
     for split in SPLITS:
         texts[f"{split}.txt"], counts[split] = _replace_unknown(splits[split], vocabulary, split)

@@ -1,7 +1,7 @@
-"""Verification of corpora prepared before report.json listed a checksum for each file.
+"""Verification of old corpora, whose report.json does not list a checksum for each file.
 
-Their reports have one hash of all files: `checksum` in monolingual corpora, `digest` in bitext. Committed runs refer to
-these values, so they remain the fingerprints of such corpora.
+Their reports contain one hash of all files: `checksum` in monolingual corpora, `digest` in bitext. Committed runs refer
+to these values, so they are the fingerprints of such corpora.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def verify_old_corpus(folder: Path, kind: str, report: Mapping[str, Any]) -> Non
     """Compare the files of an old corpus with its report.
 
     Raises:
-        ValueError: naming the split whose number of lines differs or, if all numbers agree, the folder.
+        ValueError: a file has changed. The message names the file whose number of lines differs; if all numbers agree,
+            it names the folder.
     """
     names = [path.name for path in sorted(folder.iterdir())]
     for split, lines in _expected_lines(kind, report).items():

@@ -1,7 +1,7 @@
 """The Penn Treebank as prepared by Dyer et al. (2016), from the `.mrg` files of a licensed copy.
 
-Two oddities of their data are reproduced: in section 24, `wsj_2424` also replaces `wsj_2423`, and one training
-sentence, the only one that starts with `#`, is missing.
+Two peculiarities of their data are reproduced: in section 24, a second copy of `wsj_2424` replaces `wsj_2423`, and one
+training sentence, the only one that starts with `#`, is missing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .vocabulary import CLASSES, Vocabulary, count_vocabulary
 
 SECTIONS: dict[str, Sequence[int]] = {"train": range(2, 22), "validation": (24,), "test": (23,)}
 LEFT_OUT = 33571  # number of the missing training sentence, counted from 1
-MIN_COUNT = 2  # rarer words of the training sentences are unknown
+MIN_COUNT = 2  # words that occur less often in the training sentences are unknown
 EXPECTED = {
     "training sentences": 39831,
     "training tokens": 950012,
     "types": 23832,
     "classes of unknown words": 66,
-    "sentences of section 24": 1346,  # before `wsj_2424` replaces `wsj_2423`; no source gives the number after it
+    "sentences of section 24": 1346,  # before the replacement of `wsj_2423`; no source gives the number after it
     "test sentences": 2416,
 }
 _NAME = re.compile(r"wsj_(\d\d)\d\d\.mrg", re.IGNORECASE)
@@ -39,8 +39,8 @@ def prepare_treebank(
 
     Args:
         path: folder that contains `wsj_NNNN.mrg` files at any depth, or one file.
-        folder: must not exist; appears complete or not at all.
-        shares: for a part of the treebank, the proportions of the splits, such as (80, 10, 10). None: the standard
+        folder: folder of the corpus; must not exist. It appears complete or not at all.
+        shares: for a part of the treebank, the proportions of the splits, such as (80, 10, 10); None: use the standard
             sections of the whole treebank.
         track: wraps the files to show progress.
 
@@ -48,12 +48,14 @@ def prepare_treebank(
         The report of the corpus and its vocabulary.
 
     Raises:
-        FileExistsError: if the folder exists.
-        ValueError: if sections are missing, or naming file and line of a bracketing error.
+        FileExistsError: the folder exists.
+        ValueError: sections are missing, or a bracket is missing; the message names the file and the line.
     """
     check_new(folder)
     if shares is None and path.is_file():
-        raise ValueError(f"{path}: one file has no sections; divide its sentences with --split 80/10/10")
+        raise ValueError(
+            f"{path}: expected a folder with sections, got a file; divide its sentences with --split 80/10/10"
+        )
     with whole_folder(folder) as partial:
         splits, notes = read_sections(path, track) if shares is None else read_part(path, shares, track)
         vocabulary = treebank_vocabulary(splits["train"], whole=shares is None)
@@ -73,7 +75,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def by_section(files: Iterable[Path]) -> dict[int, list[Path]]:
-    """Group the files of the Wall Street Journal part by section, sorted by name, wherever they are."""
+    """Group the files of the Wall Street Journal part by section, sorted by name, regardless of their folders."""
     named: dict[str, Path] = {}
     for file in files:
         if _NAME.fullmatch(file.name) and (other := named.setdefault(file.name.lower(), file)) != file:
@@ -87,7 +89,7 @@ def by_section(files: Iterable[Path]) -> dict[int, list[Path]]:
 def read_sections(
     path: Path, track: Track = no_progress, left_out: int = LEFT_OUT
 ) -> tuple[dict[str, Sentences], dict[str, Any]]:
-    """Read the training, validation and test sentences of a whole treebank, and counts for the report."""
+    """Return the training, validation and test sentences of a whole treebank, and counts for the report."""
     sections = by_section(find_files(path))
     needed = sorted(number for numbers in SECTIONS.values() for number in numbers)
     if missing := [f"{number:02d}" for number in needed if number not in sections]:
@@ -120,7 +122,7 @@ def _replace_2423(files: list[Path]) -> list[Path]:
 def read_part(
     path: Path, shares: Sequence[int], track: Track = no_progress
 ) -> tuple[dict[str, Sentences], dict[str, Any]]:
-    """Read the sentences of a part of the treebank and divide them in order, and counts for the report."""
+    """Return the sentences of a part of the treebank, divided in order, and counts for the report."""
     files = track(find_files(path), "reading trees")
     parts = {"all": [sentence for file in files for sentence in read_sentences(file)]}
     empty = _drop_empty(parts)
@@ -137,14 +139,14 @@ def _drop_empty(parts: dict[Any, Sentences]) -> int:
 def treebank_vocabulary(training: Sentences, whole: bool) -> Vocabulary:
     """Return the vocabulary of training sentences.
 
-    In a part of the treebank (`whole` is false), UNK is always a type: it replaces words of classes that do not occur
-    in training.
+    For a part of the treebank (`whole` is false), UNK is always a type: it replaces words whose class does not occur in
+    the training sentences.
     """
     return count_vocabulary(training, MIN_COUNT, CLASSES, extra=() if whole else (PLAIN,))
 
 
 def compare(report: Mapping[str, Any], vocabulary: Vocabulary) -> list[tuple[str, int, int]]:
-    """Return name, expected number and found number for each figure in `EXPECTED`, from a corpus's report."""
+    """Return the name, the expected value and the value of the corpus for each entry of `EXPECTED`."""
     written = report["written"]
     found = {
         "training sentences": written["train"]["sentences"],

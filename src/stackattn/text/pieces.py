@@ -1,6 +1,6 @@
-"""The tokenizer of bitext: SentencePiece learned from two languages together, with one vocabulary for both.
+"""The tokenizer of bitext: SentencePiece pieces learned from both languages together, with one vocabulary for both.
 
-Token numbers; pieces are sorted by code points:
+Order of the token ids (pieces are sorted by code points):
 
     pieces of the target language     can be predicted
     UNK                               can be predicted, but does not occur in training text
@@ -28,10 +28,10 @@ MODEL, VOCABULARY = "pieces.model", "pieces.json"
 
 
 class PieceTokenizer:
-    """Converts sentences to tokens and back.
+    """Converts sentences to token ids and back.
 
-    Each language uses only its own pieces, although they were learned from both: a piece that is rare in a language is
-    divided into smaller ones there, down to single characters.
+    The pieces are learned from both languages, but each language uses only those that are frequent in it: other pieces
+    are divided into smaller ones, down to single characters.
 
     Args:
         pieces_model: a serialised SentencePiece model.
@@ -54,7 +54,7 @@ class PieceTokenizer:
         self._tables = self._table(numbers), outputs
 
     def _table(self, numbers: dict[str, int]) -> np.ndarray:
-        """(P,): the token of each piece of the SentencePiece model, which numbers them differently."""
+        """(P,): the token id of each piece id of the SentencePiece model."""
         pieces = self._encoders[0]
         found = [numbers.get(pieces.id_to_piece(i), self.unk) for i in range(pieces.get_piece_size())]
         return np.array(found, dtype=np.int32)
@@ -72,7 +72,7 @@ class PieceTokenizer:
         return [self._tables[side][np.array(row, dtype=np.int64)] for row in pieces]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the sentence of predicted tokens without EOS."""
+        """Return the sentence of predicted tokens; EOS must have been removed."""
         pieces = [self.target_types[token] if token < self.unk else "<unk>" for token in tokens]
         return self._encoders[1].decode_pieces(pieces)
 
@@ -84,12 +84,12 @@ class PieceTokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> PieceTokenizer:
-        """Read what `save` wrote; errors name the file."""
+        """Read a tokenizer written by `save`; errors name the file."""
         model, vocabulary = (Path(folder) / name for name in (MODEL, VOCABULARY))
         for path in (model, vocabulary):
             if not path.exists():
                 raise FileNotFoundError(
-                    f"{path}: no such file; a translation model needs {MODEL} and {VOCABULARY} beside it"
+                    f"{path}: no such file; the folder of a translation model must contain {MODEL} and {VOCABULARY}"
                 )
         values = read_json_object(vocabulary)
         for side in ("source", "target"):
@@ -107,16 +107,16 @@ def learn_pieces(
 
     Args:
         source, target: sentences.
-        size: number of pieces to learn; fewer are learned from a small text.
-        threshold: a language uses the pieces that occur at least this often in its sentences when all pieces are
-            allowed, and single characters.
+        size: maximum number of pieces to learn; a small text yields fewer.
+        threshold: a language uses single characters, and the pieces that occur at least this often in its sentences
+            when these are split with all pieces.
 
     Returns:
-        The tokenizer, and the numbers of pieces that were `learned`, are `occurring` in the text, and are `frequent`:
-        those that reach the threshold in at least one language.
+        The tokenizer, and the number of pieces that were `learned`, that are `occurring` in the text, and that are
+        `frequent`, that is, reach the threshold in at least one language.
 
     Raises:
-        ValueError: if `size` or `threshold` is out of range, or SentencePiece cannot learn from the text.
+        ValueError: `size` or `threshold` is out of range, or SentencePiece cannot learn from the text.
     """
     if size < 1:
         raise ValueError(f"size: expected at least 1 piece, got {size}")
@@ -143,7 +143,7 @@ def _count(processor: Any, sentences: Sequence[str]) -> Counter[str]:
 
 
 def _processor(model: bytes, pieces: Sequence[str] | None = None) -> Any:
-    """Load a model with all its pieces or, besides single characters, only the given ones.
+    """Load a model with all its pieces, or only with the given pieces and single characters.
 
     Like `spm_encode --vocabulary`, this marks the other pieces as unused, so that they are divided further.
     """

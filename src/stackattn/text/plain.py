@@ -22,20 +22,20 @@ _HEADING = re.compile(r"\s*(= ){1,6}.*( =){1,6}\s*")
 
 @dataclass(frozen=True)
 class PlainTextOptions:
-    """How plain text is prepared."""
+    """Options for preparing plain text."""
 
     drop_headings: bool = False
     """Drop lines such as ` = = Title = = `."""
     split_sentences: bool = False
     """Split each line, a paragraph, into sentences."""
     max_length: int | None = None
-    """Drop sentences of more tokens; None keeps all of them."""
+    """Drop sentences with more than this number of tokens; None: keep all."""
     min_count: int | None = None
-    """Replace tokens that are rarer in the training text; None: 2 for words, 1 for pieces."""
+    """Replace tokens that occur less often in the training text; None: 2 for words, 1 for pieces."""
     unknown: str = "<unk>"
-    """The type that replaces them."""
+    """The type that replaces rare tokens."""
     pieces: str | None = None
-    """SentencePiece: the number of pieces to learn, or the file of a model; None: the tokens are words."""
+    """Number of SentencePiece pieces to learn, or path of a SentencePiece model; None: the tokens are words."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "min_count"):
@@ -47,7 +47,7 @@ class PlainTextOptions:
 
 @dataclass
 class Counts:
-    """What happened to the lines of a file."""
+    """Counts of the lines and sentences of a file."""
 
     lines: int = 0
     blank: int = 0
@@ -64,17 +64,18 @@ def prepare_plain(
     """Write a new corpus from text files.
 
     Args:
-        files: a text file, or one compressed by gzip, for each of `SPLITS`.
-        folder: must not exist; appears complete or not at all.
+        files: for each of `SPLITS`, a text file, which may be compressed (`.gz`).
+        folder: folder of the corpus; must not exist. It appears complete or not at all.
+        options: how to prepare the text.
         track: wraps the lines of each file to show progress.
 
     Returns:
         The report of the corpus.
 
     Raises:
-        ModuleNotFoundError: before anything is read or written, if pieces need SentencePiece and it is not installed.
-        FileExistsError: if the folder exists.
-        ValueError: naming the file and the line of an error in the text.
+        ModuleNotFoundError: `pieces` is set and SentencePiece is not installed; nothing has been read or written.
+        FileExistsError: the folder exists.
+        ValueError: a file is invalid; the message names the file and the line.
     """
     options = options or PlainTextOptions()
     if options.pieces is not None:
@@ -119,7 +120,7 @@ def _pieces_model(pieces: str, training: Sentences) -> bytes:
 
 
 def to_sentences(lines: Iterable[str], *, drop_headings: bool, split: bool, counts: Counts) -> Sentences:
-    """Return the words of each non-blank line or, with `split`, of each sentence in it; updates `counts`."""
+    """Return the words of each non-blank line or, with `split`, of each sentence in it; update `counts`."""
     sentences: Sentences = []
     for line in lines:
         counts.lines += 1
@@ -160,7 +161,7 @@ def split_sentences(words: Sequence[str]) -> Sentences:
 
 
 def drop_long(sentences: Sentences, max_length: int | None, counts: Counts) -> Sentences:
-    """Drop sentences of more than `max_length` tokens; updates `counts`."""
+    """Drop sentences of more than `max_length` tokens; update `counts`."""
     if max_length is None:
         return sentences
     long = [sentence for sentence in sentences if len(sentence) > max_length]

@@ -1,6 +1,6 @@
 """Reading the words of treebank files: `( (S (NP (DT The) (NN end)) ...) )`, one tree after another.
 
-Unlike general readers, this one names the line of a missing bracket and drops empty elements.
+Errors name the line of a missing bracket; empty elements are dropped.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 def read_sentences(path: Path) -> Iterator[list[str]]:
-    """Yield the words of each tree of a file; a tree that has only empty elements yields an empty list."""
+    """Yield the words of each tree of a file; a tree that contains only empty elements yields an empty list."""
     return parse_sentences(read_lines(path), str(path))
 
 
 def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
-    """Like `read_sentences`, from lines; `source` is the file's name in errors.
+    """Yield the words of each tree, like `read_sentences`, from lines; `source` is the name of the file for errors.
 
-    A line that starts with a bracket starts a tree, so that a missing bracket is reported in the tree that lacks it.
+    A line that starts with a bracket starts a new tree, so a missing bracket is reported in the tree that lacks it.
 
     Raises:
-        ValueError: naming the line of a missing or superfluous bracket, or of a word without a tag.
+        ValueError: a bracket is missing or superfluous, or a word has no tag; the message names the line.
     """
     words: list[str] = []
     open_at: list[int] = []  # the line of each open bracket
@@ -52,7 +52,7 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
                 texts.append([])
                 has_children.append(False)
             elif not open_at:
-                raise fail(number, "unmatched closing bracket" if token == ")" else f"{token!r} is outside of a tree")
+                raise fail(number, "unmatched closing bracket" if token == ")" else f"expected a tree, got {token!r}")
             elif token != ")":
                 if has_children[-1]:
                     raise fail(number, f"{token!r} has no tag: expected (TAG {token})")

@@ -10,9 +10,9 @@ SUFFIXES = ("ed", "ing", "ion", "er", "est", "ly", "ity", "y", "al")
 
 
 def unknown_class(word: str, dictionary: Container[str]) -> str:
-    """Return the class of a word that is not in the dictionary, from its capitals, digits, dashes and ending.
+    """Return the class of a word that is not in the dictionary, based on its capitals, digits, dashes and suffix.
 
-    Only ASCII letters and digits count.
+    Only ASCII letters and digits are considered.
 
     Example::
 

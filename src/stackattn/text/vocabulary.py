@@ -1,7 +1,7 @@
-"""Vocabularies of language models: from text to token numbers and back, including unknown words.
+"""Vocabularies of language models: conversion of text to token ids and back, including unknown words.
 
-The numbers are those of the paper's models: the types in order, then EOS, BOS and PAD. Types and EOS come first because
-these are what a model predicts.
+The ids are those of the paper's models: the types in order, then EOS, BOS and PAD. Types and EOS come first because
+a model predicts only these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EOS_TEXT = "</s>"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The types of a language model; a tokenizer that splits at spaces or, with a model, into pieces.
+    """The types of a language model, and its tokenizer, which splits text at spaces or into SentencePiece pieces.
 
     Example::
 
@@ -37,17 +37,17 @@ class Vocabulary:
     """
 
     types: tuple[str, ...]
-    """The types in the order of their numbers."""
+    """The types in the order of their ids."""
     unknown: str | None = None
-    """The type that replaces unknown tokens, or `classes` for those of `unknown_class`; None: unknown tokens are
-    errors."""
+    """The type that replaces unknown tokens, or `classes` for the classes of `unknown_class`; None: unknown tokens
+    raise an error."""
     pieces_model: bytes | None = None
-    """A SentencePiece model if the tokens are its pieces; None: tokens are separated by spaces."""
+    """The SentencePiece model that splits text into tokens; None: tokens are separated by spaces."""
 
     def __post_init__(self) -> None:
         if len(self._numbers) != len(self.types):
             twice = next(name for name, count in Counter(self.types).items() if count > 1)
-            raise ValueError(f"types: expected different types, got {twice!r} more than once")
+            raise ValueError(f"types: expected distinct types, got {twice!r} more than once")
         if self.unknown not in (None, CLASSES) and self.unknown not in self._numbers:
             raise ValueError(f"unknown: expected one of the types or {CLASSES!r}, got {self.unknown!r}")
 
@@ -78,11 +78,11 @@ class Vocabulary:
         return line.split() if self.pieces_model is None else split_pieces(self._processor, line)
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
-        """Return the numbers of tokens; a ValueError names a token that nothing represents."""
+        """Return the ids of tokens; raise ValueError for a token that the vocabulary cannot represent."""
         return [self._numbers[self.type_of(token)] for token in tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of types given by their numbers."""
+        """Return the text of a sequence of ids of types."""
         words = [self.types[i] for i in tokens]
         return " ".join(words) if self.pieces_model is None else self._processor.decode(words)
 
@@ -96,7 +96,7 @@ class Vocabulary:
                     return name
         elif self.unknown is not None:
             return self.unknown
-        raise ValueError(f"{token!r} is not in the vocabulary of {len(self.types)} types, which has none for it")
+        raise ValueError(f"{token!r} is not in the vocabulary of {len(self.types)} types, and no type replaces it")
 
     def save(self, folder: Path) -> None:
         """Write vocabulary.json and, if there is a SentencePiece model, pieces.model."""
@@ -108,11 +108,11 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: str | Path) -> Vocabulary:
-        """Read what `save` wrote; errors name the file."""
+        """Read a vocabulary written by `save`; errors name the file."""
         path = Path(folder) / FILE
         if not path.exists():
             raise FileNotFoundError(
-                f"{path}: no such file; `stackattn lm prepare` writes it to the corpus, and training to best/"
+                f"{path}: no such file; pass the folder of a corpus (`stackattn lm prepare`) or of a trained model"
             )
         values = read_json_object(path)
         types, unknown, has_pieces = (values.get(key) for key in ("types", "unknown", "pieces"))
@@ -146,13 +146,14 @@ def count_vocabulary(
     pieces_model: bytes | None = None,
     extra: Iterable[str] = (),
 ) -> Vocabulary:
-    """Build a vocabulary of the tokens of the training sentences, in alphabetical order.
+    """Build a vocabulary from the tokens of the training sentences; its types are sorted by code points.
 
     Args:
         training: the tokens of each sentence.
-        min_count: rarer tokens are unknown.
+        min_count: tokens that occur less often are unknown.
         unknown: the type that replaces them, or `CLASSES`.
-        extra: further types.
+        pieces_model: the SentencePiece model that made the tokens; None: the tokens are words.
+        extra: additional types.
     """
     counts = Counter(token for sentence in training for token in sentence)
     known = {token for token, count in counts.items() if count >= min_count}

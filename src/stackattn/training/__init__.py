@@ -1,17 +1,17 @@
-"""Training: one loop for all tasks, and runs that can be killed and resumed.
+"""Training: one loop for all tasks, and runs that can be resumed after an interruption.
 
 cfl          context-free languages
 lm           language modelling of sentences
 mt           translation
 sentences    options and tasks that lm and mt share
 translator   a trained translation model with its tokenizer
-options      the section `training` of configurations
+options      the `training` section of configurations
 experiment   trains a configuration in a run folder
 loop         the training loop
 schedule     learning-rate schedule and early stopping
 run          the folder of a run
-run_files    readers of the files of a run
-checkpoint   writing and reading checkpoints
+run_files    reads and validates the files of a run
+checkpoint   writes and reads checkpoints
 environment  versions, hardware and memory
 processes    several processes that train one model
 sweep        many runs in local processes

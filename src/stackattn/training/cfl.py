@@ -1,4 +1,4 @@
-"""Context-free languages as a training task: batches of strings of one length, compared with the true distribution."""
+"""Context-free languages as a training task: batches of strings of equal length, scored against the lower bound."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from .run import TrainingRun
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """The language and the strings that are sampled from it."""
+    """The language and the data sets that are sampled from it."""
 
     name: str
     """Name of a built-in language, or path of a grammar file."""
     grammar: str | None = None
-    """Text of the grammar; default: read from the grammar file, so that a run does not depend on the file."""
+    """Text of the grammar; default: read from the grammar file. Runs store it, so they do not depend on the file."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Parameters of a built-in language, such as `k: 3` for dyck."""
     lengths: tuple[int, int] = (40, 80)
-    """Shortest and longest string of the training and validation sets, in symbols."""
+    """Minimum and maximum length of the strings of the training and validation sets, in symbols."""
     train_batches: int = 1000
     """Number of batches in the training set."""
     validation_batches: int = 100
@@ -65,7 +65,7 @@ class LanguageOptions:
 
 @dataclass(frozen=True)
 class CFLConfig:
-    """Configuration of `stackattn cfl`: a language, a model and how to train it."""
+    """Configuration of `stackattn cfl`: the language, the model and the training options."""
 
     language: LanguageOptions
     model: TransformerArchitecture | LSTMArchitecture = field(
@@ -85,13 +85,15 @@ class CFLConfig:
 def build_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
     """Return the untrained model of a configuration.
 
-    Token ids are the symbols, followed by BOS in inputs and EOS in outputs, which have the same number.
+    Token ids are those of the symbols, followed by one id that is BOS in inputs and EOS in outputs.
     """
     torch.manual_seed(config.training.init_seed)
     return build(config.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
 
 class CFLTask:
+    """The training task of a `CFLConfig`; see `training.loop.Task`."""
+
     def __init__(self, config: CFLConfig):
         self.options = config.language
         self.scored_by_perplexity = config.training.plateau == "pytorch"
@@ -119,14 +121,14 @@ class CFLTask:
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Summed over the symbols of a string, averaged over strings."""
-        return negative_log_likelihood(model, batch, self._end).sum() / len(batch)
+        return negative_log_likelihood(model, batch, self._eos).sum() / len(batch)
 
     @property
-    def _end(self) -> int:
+    def _eos(self) -> int:
         return len(self.language.symbols)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        total = sum(negative_log_likelihood(model, x, self._end).sum().item() for x in self._validation.values())
+        total = sum(negative_log_likelihood(model, x, self._eos).sum().item() for x in self._validation.values())
         symbols = sum(x.numel() + len(x) for x in self._validation.values())
         found = total / symbols
         return {
@@ -139,10 +141,10 @@ class CFLTask:
         save(model, folder)
 
 
-def negative_log_likelihood(model: nn.Module, strings: Tensor, end: int) -> Tensor:
+def negative_log_likelihood(model: nn.Module, strings: Tensor, eos: int) -> Tensor:
     """(B, n) -> (B, n + 1): negative log-likelihood in nats of each symbol and of EOS, given the symbols before it."""
     strings = strings.to(next(model.parameters(), strings).device)
-    edge = strings.new_full((len(strings), 1), end)
+    edge = strings.new_full((len(strings), 1), eos)  # the id of BOS and EOS
     logits = model(torch.cat([edge, strings], dim=1))  # (B, n + 1, symbols and EOS)
     targets = torch.cat([strings, edge], dim=1)
     return cross_entropy(logits.transpose(1, 2), targets, reduction="none")
@@ -163,13 +165,19 @@ def evaluate_by_length(
     per_length: int = 100,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The cross-entropy difference on test strings of each length.
+    """Return the cross-entropy difference on test strings of each length.
+
+    Args:
+        model: a model of the language.
+        options: the language and the lengths of its training set.
+        lengths: the range of test lengths; default: the training lengths, with the maximum increased by a quarter.
+        per_length: number of strings of each length.
+        seed: seed for sampling the strings.
 
     `difference` is the published convention: the lower bound of each length assumes that the length is known, but the
     model has to predict it, so a perfect model of the training distribution does not reach 0. `difference_from_floor`,
-    for the lengths of the training set, subtracts the cost of the length: ln(number of lengths) / (length + 1).
-
-    `lengths` is the range of test lengths (default: the training lengths, extended by a quarter).
+    for the lengths of the training set, subtracts the cost of predicting the length:
+    ln(number of lengths) / (length + 1).
     """
     model.eval()
     made = options.make()
@@ -203,7 +211,7 @@ def evaluate_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """`evaluate_by_length` for the best model of a run."""
+    """Apply `evaluate_by_length` to the best model of a run; the result also has the checksum of the model."""
     options = config_of(CFLConfig, folder).language
     model = load(model_folder(folder)).to(find_device(device))
     found = evaluate_by_length(model, options, lengths, per_length, seed)

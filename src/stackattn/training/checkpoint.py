@@ -1,7 +1,7 @@
-"""Checkpoints: the model, the optimiser, the random generators and the counters of a run, in its folder `last`.
+"""Checkpoints: the model, the optimiser, the random states and the counters of a run, stored in its folder `last`.
 
-`state.json` names its tensor file, so the rename of state.json alone moves from one checkpoint to the next. It also has
-the checksum of the tensor file.
+`state.json` contains the name and the checksum of its tensor file, so replacing state.json atomically switches from one
+checkpoint to the next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def save_checkpoint(
     Args:
         folder: the folder of the run.
         state: the counters, see `run_files.STATE_KEYS`.
-        random_states: states of the generators of all processes that train the model.
+        random_states: states of the random generators, one for each process that trains the model.
     """
     last = folder / "last"
     last.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], rank: int = 0
 ) -> None:
-    """Restore model, optimiser and random generator from the checkpoint that `state` belongs to.
+    """Restore the model, the optimiser and the random generator from the checkpoint that `state` belongs to.
 
     Raises:
         RunError: the tensor file is missing, damaged or does not belong to the model.
@@ -68,7 +68,7 @@ def load_checkpoint(
                 _, i, name = key.split(".")
                 saved["state"].setdefault(int(i), {})[name] = value
         optimizer.load_state_dict(saved)
-        if f"rng.{rank}" in tensors or rank == 0:  # the checkpoint may be of fewer processes
+        if f"rng.{rank}" in tensors or rank == 0:  # the checkpoint may come from fewer processes
             torch.set_rng_state(tensors[f"rng.{rank}"])
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise RunError(damaged(folder, f"{path}: {error}")) from error

@@ -1,7 +1,7 @@
 """Many runs on a Ray cluster: one task per run, which Ray restarts elsewhere if its worker or node is lost.
 
-A run is resumed from its checkpoint on any node, so a task can be started any number of times. All nodes need access to
-the folder of the runs, and the same versions of stackattn, torch and Python.
+A run can be resumed from its checkpoint on any node, so a task can be restarted any number of times. All nodes need
+access to the folder of the runs, and the same versions of stackattn, torch and Python.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .sweep import Job, Report, Reporting, run_one, unfinished
 
 MEMORY = 2.0  # GB that Ray reserves for a run: the paper's models need 0.4 to 1.9
 LOST_WORKERS = 20  # restarts of a run after the loss of its worker or node
-BUSY_SECONDS = 300  # a lost worker, or a file server, may hold the lock of a run for a while
-SEEN_SECONDS = 120  # after its first evaluation a run must become visible here; file servers may be slow
-GRACE_SECONDS = 60  # after the budget, for runs to stop
+BUSY_SECONDS = 300  # how long to retry a locked run: a lost worker or a file server may hold its lock for a while
+SEEN_SECONDS = 120  # how soon after its first evaluation a run must be visible here; file servers may be slow
+GRACE_SECONDS = 60  # how long runs may take to stop after the time limit
 CONNECT_SECONDS = 10
-POLL_SECONDS = 1.0  # also between two calls of on_batch
+POLL_SECONDS = 1.0  # also the time between calls of on_batch
 
-HIDDEN = "the run is not visible here: all nodes must share its folder"
+HIDDEN = "the folder of the run is not visible on this machine; put it on a disk that all nodes share"
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def run_all_on_cluster(
     callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
     memory: float = MEMORY,
 ) -> list[Path]:
-    """Like `sweep.run_all`, on a Ray cluster.
+    """Run the jobs of `sweep.run_all` on a Ray cluster; the other arguments and the result are the same.
 
     Args:
         address: address of the cluster; "local" starts one on this machine.
@@ -60,18 +60,18 @@ def run_all_on_cluster(
     ray = _connect(address)
     deadline = None if minutes is None else time.time() + 60 * minutes
     try:
-        room, board = _Room(ray, address, memory), _Board(ray, callback_for)
-        # max_calls: a new process for each run, so that peak memory is measured per run
+        capacity, callbacks = _Capacity(ray, address, memory), _Callbacks(ray, callback_for)
+        # max_calls=1: a new process for each run, so that the peak memory is that of one run
         task = ray.remote(num_cpus=1, memory=int(memory * 1e9), max_retries=LOST_WORKERS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
-            pin = _Pin(board.queue, folder)
-            running[task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions(), pin)] = folder
-        while running and (deadline is None or time.time() < deadline + (GRACE_SECONDS if board.callbacks else 0)):
+            sender = _QueueSender(callbacks.queue, folder)
+            running[task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions(), sender)] = folder
+        while running and (deadline is None or time.time() < deadline + (GRACE_SECONDS if callbacks.started else 0)):
             done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
-            room.look()
-            board.look()
-            hidden = [reference for reference, folder in running.items() if board.hides(folder)]
+            capacity.check()
+            callbacks.dispatch()
+            hidden = [reference for reference, folder in running.items() if callbacks.is_hidden(folder)]
             for reference in hidden:
                 ray.cancel(reference, force=True)
             for reference in dict.fromkeys([*done, *hidden]):
@@ -79,10 +79,12 @@ def run_all_on_cluster(
                 result = {"stopped": f"failed: {HIDDEN}"} if reference in hidden else _result(ray, reference, folder)
                 if result["stopped"].startswith("failed: "):
                     failed.append(folder)
-                board.callbacks.pop(folder, None)  # a last on_batch may still arrive
+                callbacks.started.pop(folder, None)  # ignores a late on_batch
                 report(folder, result)
     except ray.exceptions.RayError as error:
-        raise RunError(f"cluster {address}: lost: {_last_line(error)}; repeat the command to continue") from error
+        raise RunError(
+            f"cluster {address}: connection lost: {_last_line(error)}; repeat the command to continue"
+        ) from error
     finally:
         ray.shutdown()  # ends the runs in progress
     return failed
@@ -107,24 +109,24 @@ def _seen(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
-class _Room:
+class _Capacity:
     """Warns when no node is large enough for a run; Ray would wait silently."""
 
     def __init__(self, ray: Any, address: str, memory: float):
         self.ray, self.address, self.memory = ray, address, memory
         self.found = True
 
-    def look(self) -> None:
+    def check(self) -> None:
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         found = any(node.get("CPU", 0) >= 1 and node.get("memory", 0) >= self.memory * 1e9 for node in nodes)
         if self.found and not found:
             needs = f"a core and {self.memory:g} GB of memory"
-            log.warning(f"cluster {self.address}: no node has {needs} for a run; nothing starts until one joins")
+            log.warning(f"cluster {self.address}: no node has {needs} for a run; runs start when such a node joins")
         self.found = found
 
 
-class _Board:
-    """Receives the callbacks of the runs from the workers."""
+class _Callbacks:
+    """Receives the callback calls of the workers and forwards them to the callbacks of the runs."""
 
     def __init__(self, ray: Any, callback_for: Callable[[Path], TrainingCallback | None]):
         from ray.util.queue import Queue
@@ -133,28 +135,28 @@ class _Board:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self.callback_for = callback_for
-        self.callbacks: dict[Path, TrainingCallback | None] = {}  # of the runs that have started
-        self.hidden: dict[Path, float] = {}  # since when runs on other nodes are not visible here
+        self.started: dict[Path, TrainingCallback | None] = {}
+        self.hidden: dict[Path, float] = {}  # time at which a run was first found not to be visible here
 
-    def look(self) -> None:
+    def dispatch(self) -> None:
         for folder, (kind, values) in self.queue.get_nowait_batch(self.queue.size()):
-            if kind == "begun" and folder in self.callbacks:
+            if kind == "started" and folder in self.started:
                 log.warning(f"{folder}: its worker was lost; {values[0]} continues the run")
-            elif kind == "begun":
-                self.callbacks[folder] = self.callback_for(folder)
-            elif (callback := self.callbacks.get(folder)) is not None:
+            elif kind == "started":
+                self.started[folder] = self.callback_for(folder)
+            elif (callback := self.started.get(folder)) is not None:
                 getattr(callback, kind)(*values)
             if kind == "on_evaluation" and not _seen(folder):
                 self.hidden.setdefault(folder, time.monotonic())
 
-    def hides(self, folder: Path) -> bool:
-        """Whether the folder of a run has not been visible for too long, so that its results would be lost."""
+    def is_hidden(self, folder: Path) -> bool:
+        """Whether a run has stayed invisible here for too long, so that its results would be lost."""
         since = self.hidden.get(folder)
         return since is not None and time.monotonic() >= since + SEEN_SECONDS and not _seen(folder)
 
 
-class _Pin:
-    """Sends the calls of a `Reporting` callback to the board."""
+class _QueueSender:
+    """Sends the calls of a `Reporting` callback to the queue of `_Callbacks`."""
 
     def __init__(self, queue: Any, folder: Path):
         self.queue, self.folder = queue, folder
@@ -187,35 +189,35 @@ def _connect(address: str) -> Any:
         if ":" in address:  # Ray itself would retry for minutes
             host, port = address.removeprefix("ray://").rsplit(":", 1)
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        # Ray also uses "local" for a new cluster, even if one is running
+        # "local" makes Ray start a new cluster even if one is running
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if local else None)
     except Exception as error:  # Ray also raises plain exceptions
-        ray.shutdown()  # it may be partly connected
+        ray.shutdown()  # the connection may be half open
         raise RunError(f"cluster {address}: cannot connect: {' '.join(str(error).split())}") from error
     return ray
 
 
 def _task(
     config: Experiment,
-    place: str,
+    working_directory: str,
     folder: str,
     deadline: float | None,
     minutes_each: float | None,
     expected: dict[str, str],
-    pin: _Pin,
+    sender: _QueueSender,
 ) -> tuple[str, Any]:
-    """Train one run on a worker; paths of the run and its data are relative to the directory `place`."""
+    """Train one run on a worker; the paths of the run and its data are relative to `working_directory`."""
     if (found := versions()) != expected:
         name = next(name for name in expected if found[name] != expected[name])
-        return "failed", f"{socket.gethostname()} has {name} {found[name]}, expected {expected[name]} as here"
-    if not Path(place).is_dir():
-        return "failed", f"{socket.gethostname()} has no folder {place}: all nodes must share it"
-    os.chdir(place)
-    pin.send(("begun", (socket.gethostname(),)))
-    given_up = time.monotonic() + BUSY_SECONDS
+        return "failed", f"expected {name} {expected[name]} on all nodes, {socket.gethostname()} has {found[name]}"
+    if not Path(working_directory).is_dir():
+        return "failed", f"{socket.gethostname()} has no folder {working_directory}; all nodes must share it"
+    os.chdir(working_directory)
+    sender.send(("started", (socket.gethostname(),)))
+    give_up = time.monotonic() + BUSY_SECONDS
     while True:
-        kind, result = run_one(config, Path(folder), deadline, minutes_each, Reporting(pin, POLL_SECONDS))
-        if kind == "busy" and time.monotonic() < given_up:
+        kind, result = run_one(config, Path(folder), deadline, minutes_each, Reporting(sender, POLL_SECONDS))
+        if kind == "busy" and time.monotonic() < give_up:
             time.sleep(1)
             continue
         return ("failed" if kind == "busy" else kind), result

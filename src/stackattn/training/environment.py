@@ -11,7 +11,7 @@ import torch
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, threads, processes, hardware and backends, as stored in a run's environment.json."""
+    """Return the versions, threads, processes, hardware and backends that a run stores in its environment.json."""
     from .. import __version__
     from ..ops import backends
 
@@ -29,10 +29,10 @@ def environment() -> dict[str, Any]:
 
 
 def peak_memory() -> int | None:
-    """Return the peak memory of this process in bytes, on the GPU if one is in use; None if unknown."""
+    """Return the peak memory of this process in bytes (GPU memory if a GPU is in use), or None if it is unknown."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
-    for line in _lines("/proc/self/status"):  # Linux, where getrusage includes the parent process
+    for line in _lines("/proc/self/status"):  # on Linux, getrusage may report the peak of the parent process
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     try:
@@ -51,7 +51,7 @@ def _processor() -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """The lines of a system file; empty where it does not exist."""
+    """The lines of a system file; empty if it does not exist."""
     try:
         return Path(path).read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Experiments: configurations from which a task and a model are built and trained in a run folder."""
+"""Experiments: building the task and the model of a configuration and training them in a run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Experiment(Protocol):
-    """A configuration: a frozen dataclass with a section `training` and others."""
+    """A configuration: a frozen dataclass with a `training` section and sections for the data and the model."""
 
     @property
     def training(self) -> TrainingConfig: ...
@@ -30,7 +30,7 @@ class Experiment(Protocol):
         ...
 
     def redraw(self, seed: int) -> Experiment:
-        """Return the experiment of a restart: its data or batches are drawn with this seed."""
+        """Return the experiment of a random restart, whose data or batch size is drawn with this seed."""
         ...
 
 
@@ -51,9 +51,9 @@ def run_experiment(
         callback: called after each batch and evaluation.
         minutes: stop after this time; the run can be resumed.
         tensorboard: also write the metrics for TensorBoard.
-        device: device of PyTorch, such as `cpu` or `cuda`.
+        device: a PyTorch device, such as `cpu` or `cuda`.
 
-    Under `torchrun`, all processes train one model; they need access to the same folder, and the first one writes.
+    Under `torchrun`, all processes train one model. They need access to the same folder; only rank 0 writes to it.
 
     Raises:
         ConfigError: the task or the model cannot be built.
@@ -66,7 +66,7 @@ def run_experiment(
     model.to(processes.device)
     try:
         with processes.together():
-            # after building, so that a configuration that cannot be built leaves no folder
+            # started after building, so that an invalid configuration leaves no folder behind
             state = processes.from_first(run.start(config, resume) if processes.first else None)
             return train(model, task, config.training, run, state, callback, deadline, processes)
     finally:
@@ -74,7 +74,7 @@ def run_experiment(
 
 
 def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
-    """Call `make` and name the section of the configuration in its errors."""
+    """Call `make`; prefix its errors with the section of the configuration."""
     try:
         return make(*arguments)
     except (ValueError, TypeError) as error:
@@ -82,12 +82,12 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
 
 
 def config_of(cls: type[T], folder: str | Path) -> T:
-    """Return the configuration of a run."""
+    """Read the configuration of a run; raise ConfigError if it is not a configuration of class `cls`."""
     run = TrainingRun(folder)
     try:
         return from_values(cls, run.config(), source=str(run.folder / "config.json"))
     except ConfigError as error:
-        raise ConfigError(f"{error} (is it a run of another command?)") from None
+        raise ConfigError(f"{error} (does the run belong to another command?)") from None
 
 
 def model_folder(folder: str | Path) -> Path:
@@ -96,7 +96,7 @@ def model_folder(folder: str | Path) -> Path:
     if (folder / "best").is_dir():
         return folder / "best"
     if (folder / "environment.json").exists() or (folder / "metrics.jsonl").exists():
-        raise RunError(f"{folder}: there is no best model ({TrainingRun(folder).without_model})")
+        raise RunError(f"{folder}: the run has no best model ({TrainingRun(folder).without_model})")
     return folder
 
 
@@ -106,7 +106,7 @@ def perplexity(nats: float) -> float:
 
 
 def headline(values: dict[str, Any]) -> tuple[str, float]:
-    """Return the name and value of the figure by which runs are compared; lower is better."""
+    """Return the name and value of the metric by which runs are compared; lower is better."""
     for key, name in (("cross_entropy_difference", "difference"), ("perplexity", "perplexity")):
         if key in values:
             return name, values[key]

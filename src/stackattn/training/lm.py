@@ -24,7 +24,7 @@ from .processes import find_device
 from .run import TrainingRun
 from .sentences import IGNORED, SentenceDataOptions, SentenceTask, SentenceTraining
 
-EVALUATION_TOKENS = 2048  # tokens of a batch without gradients
+EVALUATION_TOKENS = 2048  # tokens per batch in evaluation
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class LMDataOptions(SentenceDataOptions):
     CORPUS = MonolingualCorpus
 
     folder: str
-    """Folder of the corpus, made by `stackattn lm prepare` or `stackattn lm prepare-ptb`."""
+    """Folder of the corpus, created by `stackattn lm prepare` or `stackattn lm prepare-ptb`."""
     batch_tokens: int = 256
-    """Largest size of a batch in tokens: number of sentences times length of the longest one."""
+    """Maximum size of a batch in tokens: number of sentences times length of the longest one."""
     batch_tokens_range: tuple[int, int] = (128, 512)
     """Range from which each random restart draws `batch_tokens`."""
     count_bos: bool = True
-    """Whether BOS counts as a token of a batch."""
+    """Whether BOS counts towards `batch_tokens`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,12 +50,12 @@ class LMDataOptions(SentenceDataOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LMArchitecture(TransformerArchitecture):
-    """A transformer with the paper's sizes for the Penn Treebank as defaults."""
+    """A transformer whose default sizes are the paper's for the Penn Treebank."""
 
     d_model: int = 256
     heads: int = 8
     hidden_size: int | None = None
-    """Size of the hidden layer of the feed-forward networks; by default 4 times `d_model`."""
+    """Size of the hidden layer of the feed-forward networks; default: 4 times `d_model`."""
     init_range: float = 0.01
     tied: bool = True
 
@@ -67,7 +67,7 @@ class LMArchitecture(TransformerArchitecture):
 
 @dataclass(frozen=True)
 class LMTraining(SentenceTraining):
-    """The paper's settings for the Penn Treebank."""
+    """Training options whose defaults are the paper's for the Penn Treebank."""
 
     learning_rate: float = 1e-4
     learning_rates: tuple[float, float] = (1e-6, 1e-4)
@@ -77,7 +77,7 @@ class LMTraining(SentenceTraining):
 
 @dataclass(frozen=True)
 class LMConfig:
-    """Configuration of `stackattn lm`: a corpus, a model and how to train it."""
+    """Configuration of `stackattn lm`: the corpus, the model and the training options."""
 
     data: LMDataOptions
     model: LMArchitecture = field(default_factory=LMArchitecture, metadata=kinds(transformer=LMArchitecture))
@@ -88,7 +88,7 @@ class LMConfig:
         return task, in_section("model", build_model, self, task.tokenizer)
 
     def redraw(self, seed: int) -> LMConfig:
-        """Draw the size of the batches; the corpus stays the same."""
+        """Return the configuration with a batch size drawn from `batch_tokens_range`; the corpus stays the same."""
         tokens = random.Random(seed).randint(*self.data.batch_tokens_range)
         return replace(self, data=replace(self.data, batch_tokens=tokens))
 
@@ -100,6 +100,8 @@ def build_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
 
 
 class LMTask(SentenceTask):
+    """The training task of an `LMConfig`; see `training.loop.Task`."""
+
     tokenizer: Vocabulary
 
     def __init__(self, options: LMDataOptions):
@@ -113,7 +115,7 @@ class LMTask(SentenceTask):
         self._costs = [length + options.count_bos for length in self._lengths]
 
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
-        """Batches of sentence numbers."""
+        """Return batches of sentence indices."""
         return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
@@ -145,7 +147,7 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
 def score_sentences(
     model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary
 ) -> Iterator[tuple[int, list[float]]]:
-    """Yield the number of each sentence and the log-probabilities of its tokens and of EOS, sorted for batching."""
+    """Yield the index of each sentence and the log-probabilities of its tokens and of EOS, in the order of batches."""
     model.eval()
     lengths = [len(sentence) for sentence in sentences]
     for batch in token_batches(lengths, [length + 1 for length in lengths], EVALUATION_TOKENS):
@@ -168,11 +170,13 @@ def evaluate_sentences(
 
 
 def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[TransformerLM, Vocabulary]:
-    """Load a model and its vocabulary from the folder of a model, or the best model of a run."""
+    """Load a model and its vocabulary; `folder` is that of a model, or of a run, whose best model is loaded."""
     folder = model_folder(folder)
     model, vocabulary = load(folder), Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
-        raise ValueError(f"{folder}: expected a language model of {vocabulary.output_size} outputs, as its vocabulary")
+        expected = f"a language model with {vocabulary.output_size} outputs, the size of its vocabulary"
+        found = f"{type(model).__name__} with {model.config.output_size}"
+        raise ValueError(f"{folder}: expected {expected}, got {found}")
     return model.to(find_device(device)), vocabulary
 
 

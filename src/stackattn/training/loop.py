@@ -22,30 +22,30 @@ CHECKPOINT_SECONDS = 300.0  # longest time between two checkpoints
 
 
 class Task(Protocol):
-    """What the loop needs from a task: batches, loss and evaluation."""
+    """The interface of a task: batches, loss, evaluation and saving."""
 
     def epoch(self, generator: torch.Generator) -> Sequence[Any]:
-        """The batches of one epoch, in their order."""
+        """Return the batches of one epoch in order."""
         ...
 
     def size(self, batch: Any) -> int:
-        """Examples in a batch."""
+        """Return the number of examples in a batch."""
         ...
 
     def share(self, batch: Any, rank: int, count: int) -> Any:
-        """Every `count`-th example of a batch, starting with number `rank`: the share of one of several processes."""
+        """Return every `count`-th example of a batch, starting with number `rank`: the share of one process."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean over the examples of a batch."""
+        """Return the mean loss over the examples of a batch."""
         ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Figures on the validation set. Schedule and early stopping use `score`; lower is better."""
+        """Return metrics on the validation set. The schedule and early stopping use `score`; lower is better."""
         ...
 
     def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model, and everything needed to use it, such as a vocabulary, into a folder."""
+        """Write the model, and everything needed to use it, such as its vocabulary, to a folder."""
         ...
 
 
@@ -59,7 +59,7 @@ class TrainingCallback(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """The counters of a training."""
+    """The counters of the training loop."""
 
     epoch: int = 0
     batch: int = 0
@@ -93,7 +93,8 @@ def train(
     Args:
         state: counters of a checkpoint to resume from, see `TrainingRun.start`; None: start at the beginning.
         callback: called after each batch and evaluation.
-        deadline: stop at this `time.monotonic()`, after at least one batch; the run can be resumed.
+        deadline: stop at this value of `time.monotonic()`, after at least one batch; the run can be resumed.
+        processes: the processes that train the model; default: those of the environment, on the CPU.
 
     Returns:
         `stopped` (the reason), `best` (an evaluation), `evaluations` and, if training has ended, `seconds`.
@@ -148,7 +149,7 @@ class _Training:
             batches = self.task.epoch(order)
             while self.progress.batch < len(batches):
                 now = time.monotonic()
-                # clocks differ between processes, so they decide together
+                # clocks differ between processes, so all processes must agree
                 late, due = self.processes.mean(now > deadline, now - self.saved > CHECKPOINT_SECONDS)
                 self._step(batches[self.progress.batch], len(batches))
                 epoch_ends = self.progress.batch == len(batches)
@@ -178,7 +179,7 @@ class _Training:
         self.progress = replace(self.progress, **changes)
 
     def _step(self, batch: Any, batches: int) -> None:
-        """One step of the optimiser."""
+        """Perform one optimiser step."""
         started, processes, size = time.monotonic(), self.processes, self.task.size(batch)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -207,7 +208,7 @@ class _Training:
         with autocast(self.processes.device, self.config.precision):
             if count == 1:
                 return self.task.loss(self.parallel, batch)
-            if rank >= size:  # no examples, but all processes take part in adding up gradients
+            if rank >= size:  # no examples for this process, but every process must take part in summing the gradients
                 return 0 * self.task.loss(self.parallel, self.task.share(batch, 0, size))
             share = self.task.share(batch, rank, count)
             return self.task.loss(self.parallel, share) * (self.task.size(share) * count / size)
@@ -269,12 +270,12 @@ class _Training:
 
     def _not_finite(self, value: float) -> str:
         at = self.progress
-        last = f"{self.run.folder / 'last'} has the checkpoint of evaluation {at.evaluations}"
-        good = last if at.evaluations else "there is no checkpoint yet"
+        last = f"{self.run.folder / 'last'} contains the checkpoint of evaluation {at.evaluations}"
+        kept = last if at.evaluations else "there is no checkpoint yet"
         where = f"epoch {at.epoch + 1}, batch {at.batch + 1}"
-        return f"{self.run.folder}: the loss is {value} at {where}; {good}. A lower learning rate may help."
+        return f"{self.run.folder}: expected a finite loss, got {value} at {where}; try a lower learning rate ({kept})"
 
 
 def _seed(seed: int, epoch: int) -> int:
-    """The seed of an epoch, so that the order of its batches does not depend on earlier epochs."""
+    """The seed of an epoch; the order of its batches does not depend on earlier epochs."""
     return (seed * 1_000_003 + epoch) % 2**63

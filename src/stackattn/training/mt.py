@@ -27,9 +27,9 @@ class MTDataOptions(SentenceDataOptions):
     CORPUS = BitextCorpus
 
     folder: str
-    """Folder of the corpus, made by `stackattn mt prepare`."""
+    """Folder of the corpus, created by `stackattn mt prepare`."""
     batch_tokens: int = 2048
-    """Largest number of tokens on either side of a batch, including padding, BOS and EOS."""
+    """Maximum number of tokens on either side of a batch, including padding, BOS and EOS."""
     label_smoothing: float = 0.1
     """Label smoothing of the training loss, at least 0 and less than 1."""
 
@@ -41,7 +41,7 @@ class MTDataOptions(SentenceDataOptions):
 
 @dataclass(frozen=True)
 class MTTraining(SentenceTraining):
-    """The paper's settings for translation."""
+    """Training options whose defaults are the paper's for translation."""
 
     learning_rate: float = 3e-4
     learning_rates: tuple[float, float] = (1e-5, 1e-3)
@@ -51,7 +51,7 @@ class MTTraining(SentenceTraining):
 
 @dataclass(frozen=True)
 class MTConfig:
-    """Configuration of `stackattn mt`: a corpus, a model and how to train it."""
+    """Configuration of `stackattn mt`: the corpus, the model and the training options."""
 
     data: MTDataOptions
     model: Seq2SeqArchitecture = field(default_factory=Seq2SeqArchitecture)
@@ -62,7 +62,7 @@ class MTConfig:
         return task, in_section("model", build_model, self, task.tokenizer)
 
     def redraw(self, seed: int) -> MTConfig:
-        """Return the configuration itself: only the order of the batches is random, and it has its own seed."""
+        """Return the configuration unchanged: nothing is drawn besides the batch order, which has its own seed."""
         return self
 
 
@@ -73,14 +73,14 @@ def build_model(config: MTConfig, tokenizer: PieceTokenizer) -> Seq2SeqTransform
 
 
 class Pairs:
-    """Sentences and their translations as tokens."""
+    """Sentences and their translations as token ids."""
 
     def __init__(self, tokenizer: PieceTokenizer, source: Sequence[str], target: Sequence[str]):
         self.tokenizer = tokenizer
         self.source, self.target = tokenizer.encode_source(source), tokenizer.encode_target(target)
 
     def batches(self, budget: int, generator: torch.Generator | None = None) -> list[list[int]]:
-        """Return batches of pair numbers; the pairs of a batch have similar lengths."""
+        """Return batches of pair indices; the pairs of a batch have similar lengths."""
         sizes = [(len(a), len(b)) for a, b in zip(self.source, self.target, strict=True)]
         lengths, costs = [a + b for a, b in sizes], [max(a, b) + 1 for a, b in sizes]
         return token_batches(lengths, costs, budget, generator)
@@ -99,12 +99,14 @@ class Pairs:
         return cross_entropy(logits, predicted.flatten().to(device), **options)
 
     def cross_entropy(self, model: nn.Module, budget: int) -> float:
-        """Return the nats per target token, including EOS."""
+        """Return the cross-entropy in nats per target token, including EOS."""
         total = sum(self.loss(model, batch).item() for batch in self.batches(budget))
         return total / int(np.sum([len(target) + 1 for target in self.target]))
 
 
 class MTTask(SentenceTask):
+    """The training task of an `MTConfig`; see `training.loop.Task`."""
+
     tokenizer: PieceTokenizer
 
     def __init__(self, options: MTDataOptions):
@@ -128,7 +130,13 @@ class MTTask(SentenceTask):
 
 
 def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:
-    """Sources and references of the corpus that a run was trained on; `folder` says where it is, if it has moved."""
+    """Return the sources and references of a split of the corpus that a run was trained on.
+
+    Args:
+        run: folder of the run.
+        split: `train`, `validation` or `test`.
+        folder: folder of the corpus, if it has moved since the training.
+    """
     options = config_of(MTConfig, run).data
     corpus = BitextCorpus(folder or options.folder)
     corpus.check_fingerprint(options.fingerprint)

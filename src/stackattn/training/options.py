@@ -1,4 +1,4 @@
-"""The section `training` of configurations."""
+"""The `training` section of configurations."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ PRECISIONS = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained. The defaults are the paper's for context-free languages."""
+    """Options of the training loop. The defaults are the paper's values for context-free languages."""
 
     learning_rate: float = 0.001
     """Initial learning rate of Adam."""
     learning_rates: tuple[float, float] = (5e-4, 1e-2)
     """Range from which each random restart draws its learning rate, log-uniformly."""
     max_epochs: int = 200
-    """Largest number of epochs."""
+    """Maximum number of epochs."""
     clip: float = 5.0
-    """Largest L2 norm of the gradient of all parameters; larger gradients are scaled down."""
+    """Maximum L2 norm of the gradient of all parameters; larger gradients are scaled down."""
     lr_factor: float = 0.9
     """Factor by which the learning rate is multiplied when the validation score stops improving."""
     lr_patience: int = 5
-    """Evaluations without improvement before the learning rate is lowered, counted as `plateau` says."""
+    """Evaluations without improvement before the learning rate is lowered; see `plateau`."""
     plateau: Literal["paper", "pytorch"] = "paper"
     """`paper`: lower the learning rate after `lr_patience` evaluations without improvement. `pytorch`: lower it on the
     evaluation after that; only a relative gain of more than 1e-4 is an improvement, in `cfl` of the perplexity."""
     stop_patience: int = 10
     """Evaluations without improvement before training stops."""
     evaluate_every: int | None = None
-    """Examples between two evaluations; there is also one at the end. Default: one at the end of each epoch."""
+    """Number of examples between evaluations; the model is also evaluated at the end of training. Default: evaluate at
+    the end of each epoch."""
     init_seed: int = 0
     """Seed for the initial parameters."""
     shuffle_seed: int = 0

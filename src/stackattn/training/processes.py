@@ -1,7 +1,7 @@
 """The processes that train one model: one by default, several under `torchrun`.
 
-Each process computes its share of every batch, and DistributedDataParallel adds up the gradients, so the numbers are
-those of one process except for the order of floating-point additions. Only the first process evaluates and writes.
+Each process computes its share of every batch, and DistributedDataParallel sums the gradients, so the results equal
+those of a single process except for the order of floating-point additions. Only the first process evaluates and writes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device: expected a device of torch, such as cpu or cuda, got {name!r}") from error
+        raise ValueError(f"device: expected a PyTorch device, such as cpu or cuda, got {name!r}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: torch finds no GPU here, got {name!r}")
+        raise ValueError(
+            f"device: expected an available device, got {name!r}, but PyTorch finds no GPU on this machine; use cpu"
+        )
     return device
 
 
 class Processes:
+    """The rank of this process, the number of processes and the device, from the environment set by `torchrun`."""
+
     def __init__(self, device: str = "cpu"):
-        """Read rank and number of processes from the environment of `torchrun`; each process has its own device."""
         self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.device = find_device(device)
         if self.device.type == "cuda":
@@ -54,22 +57,22 @@ class Processes:
             return
         try:
             backend = "nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(hours=12))  # the others wait while the first evaluates
-            with self._told_to_end():  # not earlier: Python handles no signals while it connects
+            dist.init_process_group(backend, timeout=timedelta(hours=12))  # the other ranks wait while rank 0 evaluates
+            with self._sigterm_as_error():  # not earlier: Python handles no signals while connecting
                 yield
         except RunError:
             raise
-        except RuntimeError as error:  # gloo and nccl have no error of their own for this
+        except RuntimeError as error:  # gloo and nccl raise no specific class for this
             if not any(word in str(error).lower() for word in ("gloo", "nccl", "peer", "connection", "timed out")):
                 raise
-            raise self._lost(f"lost the others: {str(error).splitlines()[0]}") from error
+            raise self._lost(f"lost the connection to the others: {str(error).splitlines()[0]}") from error
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
 
     @contextmanager
-    def _told_to_end(self) -> Iterator[None]:
-        """Raise RunError on SIGTERM, by which torchrun ends the other processes when one has died."""
+    def _sigterm_as_error(self) -> Iterator[None]:
+        """Raise RunError on SIGTERM, which torchrun sends to the remaining processes when one has died."""
         if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
             yield
             return
@@ -86,10 +89,12 @@ class Processes:
         signal.signal(signal.SIGTERM, before)
 
     def _lost(self, what: str) -> RunError:
-        return RunError(f"process {self.rank} of {self.count} {what}; --resume continues from the last checkpoint")
+        return RunError(
+            f"process {self.rank} of {self.count} {what}; pass --resume to continue from the last checkpoint"
+        )
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model whose backward pass adds up the gradients of all processes."""
+        """Wrap the model so that its backward pass sums the gradients of all processes."""
         if self.count == 1:
             return model
         return DistributedDataParallel(
@@ -97,7 +102,7 @@ class Processes:
         )
 
     def mean(self, *numbers: float) -> list[float]:
-        """Return the means over all processes, with the same bits in each of them."""
+        """Return the mean of each number over all processes; the result is bitwise identical in all of them."""
         if self.count == 1:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -105,7 +110,7 @@ class Processes:
         return (total / self.count).tolist()
 
     def from_first(self, values: Any) -> Any:
-        """Return the values of the first process in all processes."""
+        """Broadcast the values of the first process to all processes."""
         if self.count == 1:
             return values
         box = [values]
@@ -123,5 +128,5 @@ class Processes:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Return the context in which a model computes in this precision, see `TrainingConfig.precision`."""
+    """Return the autocast context for a precision; see `TrainingConfig.precision`."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

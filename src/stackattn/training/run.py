@@ -1,4 +1,4 @@
-"""A run: the folder of one training.
+"""Runs: the folder in which one model is trained.
 
     config.json        the configuration, with all defaults
     environment.json   versions, threads, hardware
@@ -6,12 +6,12 @@
     last/              the last checkpoint, from which the run can be resumed
     best/              the model with the best validation score
     result.json        written at the end: a run that has it is finished
-    test.json          figures of the best model on test data, if it was tested
-    tensorboard/       the metrics for TensorBoard, on request
+    test.json          results of the best model on test data, if it was tested
+    tensorboard/       the metrics for TensorBoard, if requested
     lock               held by the process that trains
 
-Each file appears complete or not at all. `last/state.json` says how many lines of metrics.jsonl belong to the
-checkpoint; later lines are removed when the run is resumed.
+Each file appears complete or not at all. `last/state.json` stores the number of lines of metrics.jsonl that belong to
+the checkpoint; later lines are removed when the run is resumed.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ __all__ = ["RunBusy", "RunError", "TrainingRun"]
 
 
 class TrainingRun:
-    """Reads and writes the folder of one training.
+    """Reads and writes the folder of a run.
 
     Args:
         folder: the folder; it does not have to exist.
         tensorboard: also write the metrics for TensorBoard.
 
-    All methods raise `RunError` if a file of the run is damaged.
+    All methods raise `RunError` if a file of the run is invalid.
 
     Example:
         >>> TrainingRun("runs/dyck").metrics()[-1]["score"]  # doctest: +SKIP
@@ -83,7 +83,7 @@ class TrainingRun:
         return (self.folder / CONFIG).exists()
 
     def check(self, config: Any, resume: bool) -> None:
-        """Raise RunError unless a run with this configuration can be started or resumed here."""
+        """Raise RunError unless a run with this configuration can be started or resumed in this folder."""
         if self.finished:
             raise RunError(f"{self.folder}: this run is finished; choose another folder")
         if not self.begun:
@@ -96,13 +96,13 @@ class TrainingRun:
             raise RunError(
                 f"{self.folder} contains a run with another configuration ({difference}); choose another folder"
             )
-        # A run that was killed before its first checkpoint has at most one evaluation, and is started again.
+        # A run that was killed before its first checkpoint has at most one evaluation; it starts again.
         if self.state() is None and (len(self.metrics()) > 1 or (self.folder / TEST).exists()):
-            reason = "its checkpoint (last/) was not kept, so it cannot be resumed"
-            raise RunError(f"{self.folder}: {reason}; its results can be shown; to train it, choose another folder")
+            reason = "the run has no checkpoint (last/), so it cannot be resumed"
+            raise RunError(f"{self.folder}: {reason}; choose another folder to train it again")
 
     def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
-        """Create or lock the folder. Returns the state of the last checkpoint, or None at the beginning."""
+        """Create the folder if necessary, and lock it; return the state of the last checkpoint, None for a new run."""
         self.check(config, resume)
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class TrainingRun:
         return state
 
     def close(self) -> None:
-        """Release the folder."""
+        """Release the lock and close the TensorBoard files."""
         if self._scalars is not None:
             self._scalars.close()
         self._scalars, self._started = None, False
@@ -128,7 +128,7 @@ class TrainingRun:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn an OSError, such as that of a full disk, into a RunError; refuse to write into a deleted folder."""
+        """Convert an OSError, such as a full disk, to a RunError; raise RunError if the folder was deleted."""
         present = self._lock.valid if self._lock.held else self.begun
         if self._started and not present:
             raise RunError(f"{self.folder}: the folder was deleted or replaced during training; training has stopped")
@@ -137,30 +137,30 @@ class TrainingRun:
         except (OSError, SafetensorError) as error:
             path = getattr(error, "filename", None) or self.folder
             reason = getattr(error, "strerror", None) or error
-            kept = "; files written before are complete, --resume continues from the last checkpoint"
+            kept = "; free some space or fix the folder, then pass --resume to continue from the last checkpoint"
             raise RunError(f"{path}: cannot write: {reason}{kept if (self.folder / STATE).exists() else ''}") from error
 
     def differs(self, config: Any) -> str | None:
-        """The first key in which a configuration differs from that of the run, with both values."""
-        stored = from_values(type(config), self.config(), source=str(self.folder / CONFIG))  # adds new keys
+        """The first key in which a configuration differs from that of the run, with both values; None if they agree."""
+        stored = from_values(type(config), self.config(), source=str(self.folder / CONFIG))  # adds missing keys
         return _difference(to_values(stored), to_values(config))
 
     def config(self) -> dict[str, Any]:
-        """The configuration as nested dictionaries; that of an old run is translated to the current options."""
+        """The configuration as nested dictionaries; old configurations are translated to the current options."""
         return upgrade_run_config(read_object(self.folder / CONFIG))
 
     def result(self) -> dict[str, Any]:
-        """How training ended: `stopped` (the reason), `evaluations`, `best` (an evaluation) and `seconds`."""
+        """The result of training: `stopped` (the reason), `evaluations`, `best` (an evaluation) and `seconds`."""
         return read_result(self.folder / RESULT)
 
     def model_checksum(self) -> str | None:
-        """Checksum of the best model, or None without one. test.json has it, so that it is used for its model only."""
+        """Checksum of the best model, or None without one; test.json stores it to identify the model it belongs to."""
         path = self.folder / "best/model.safetensors"
         return checksum(path) if path.exists() else None
 
     @property
     def without_model(self) -> str:
-        """Why there is no best model; empty if there is one."""
+        """The reason why the run has no best model; empty if it has one."""
         if (self.folder / "best/model.safetensors").exists():
             return ""
         metrics = self.metrics()
@@ -169,7 +169,7 @@ class TrainingRun:
         return "no finite score" if metrics else "no evaluation yet"
 
     def test(self) -> dict[str, Any] | None:
-        """Figures of the best model on test data, or None if there are none or they are of another model."""
+        """Results of the best model on test data; None if there are none or they belong to another model."""
         path = self.folder / TEST
         if not path.exists():
             return None
@@ -185,7 +185,7 @@ class TrainingRun:
         return read_state(self.folder)
 
     def seconds(self) -> float:
-        """Training time up to the last checkpoint, over all processes that have continued the run."""
+        """Training time up to the last checkpoint in seconds, including all earlier sessions."""
         state = self.state()
         return state["progress"]["seconds"] if state else 0.0
 
@@ -219,7 +219,7 @@ class TrainingRun:
         write_json(self.folder / RESULT, result)
 
     def _cut_metrics(self, count: int) -> None:
-        """Remove the lines after the checkpoint, and an incomplete one."""
+        """Remove the lines after the checkpoint and an incomplete last line."""
         path = self.folder / METRICS
         lines = complete_lines(path)
         if len(lines) < count:
@@ -234,13 +234,13 @@ class TrainingRun:
             raise RunBusy(f"{self.folder}: another process is working on this run") from None
 
 
-def _difference(there: Any, here: Any, prefix: str = "") -> str | None:
+def _difference(stored: Any, given: Any, prefix: str = "") -> str | None:
     """The first key in which two configurations differ, with both values."""
-    if not (isinstance(there, dict) and isinstance(here, dict)):
-        return None if there == here else f"{prefix}: {there!r}, not {here!r}"
-    for key in [*there, *(key for key in here if key not in there)]:
+    if not (isinstance(stored, dict) and isinstance(given, dict)):
+        return None if stored == given else f"{prefix}: {stored!r}, not {given!r}"
+    for key in [*stored, *(key for key in given if key not in stored)]:
         name = f"{prefix}.{key}" if prefix else key
-        if (found := _difference(there.get(key), here.get(key), name)) is not None:
+        if (found := _difference(stored.get(key), given.get(key), name)) is not None:
             return found
     return None
 

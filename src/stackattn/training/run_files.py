@@ -1,4 +1,4 @@
-"""Readers of the files of a run. Each checks its file; errors name the file, the line and the key."""
+"""Reading and validating the files of a run. Errors name the file, the line and the key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunBusy(RunError):
 
 
 Check = tuple[str, Callable[[Any], bool]]
-"""What is expected, and whether a value is that."""
+"""A description of the expected value, and a predicate that tests it."""
 
 NUMBER: Check = "a number", lambda x: isinstance(x, int | float) and not isinstance(x, bool)
 COUNT: Check = "an integer of at least 0", lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 0
@@ -77,11 +77,13 @@ LENGTH_KEYS: Mapping[str, Check] = {
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file."""
+    """Return the JSON object in a file; raise RunError if the file is missing or invalid."""
     try:
         return read_json_object(path)
     except FileNotFoundError:
-        raise RunError(f"{path}: no such file; is {path.parent} the folder of a run?") from None
+        raise RunError(
+            f"{path}: expected a file of a run, found none; check that {path.parent} is the folder of a run"
+        ) from None
     except ValueError as error:
         raise RunError(str(error)) from None
 
@@ -102,7 +104,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def complete_lines(path: Path) -> list[str]:
-    """The lines of a text file that end with a newline; none if there is no file."""
+    """Return the lines of a text file that end with a newline; an empty list if the file does not exist."""
     try:
         return decode_text(path.read_bytes(), str(path)).split("\n")[:-1]
     except FileNotFoundError:
@@ -139,7 +141,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def read_test(path: Path, language: bool) -> dict[str, Any]:
-    """Return the content of test.json: figures by length for a language, a perplexity for a corpus."""
+    """Return the content of test.json: results by length for a language, a perplexity for a corpus."""
     test = read_object(path)
     if not language:
         return _check(test, {"perplexity": NUMBER}, str(path))
@@ -150,7 +152,7 @@ def read_test(path: Path, language: bool) -> dict[str, Any]:
 
 
 def damaged(folder: Path, reason: object) -> str:
-    """The message for a checkpoint that cannot be read."""
+    """Return the error message for a checkpoint that cannot be read."""
     return f"{reason}; the checkpoint cannot be read: remove {folder} to start again"
 
 

@@ -1,4 +1,4 @@
-"""When to lower the learning rate and when to stop."""
+"""Learning-rate schedule and early stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What language models and translation models of sentences have in common: options and parts of the training task."""
+"""Options and parts of the training task that language models and translation models share."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class SentenceDataOptions:
     folder: str
     """Folder of the corpus."""
     batch_tokens: int
-    """Largest size of a batch in tokens."""
+    """Maximum size of a batch in tokens."""
     fingerprint: str | None = None
-    """Fingerprint of the corpus; default: computed from the folder. A run is not resumed with another corpus."""
+    """Fingerprint of the corpus; default: computed from the folder. A run cannot be resumed with a different corpus."""
 
     def __post_init__(self) -> None:
         require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
-        # A run can be read without its corpus.
+        # the corpus may be absent: reading a run does not require it
         if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
             object.__setattr__(self, "fingerprint", self.CORPUS(self.folder).fingerprint)
 
@@ -46,7 +46,7 @@ class SentenceTraining(TrainingConfig):
 
 
 class SentenceTask:
-    """The part of a training task that is the same for every batch of sentence numbers."""
+    """The methods of a training task whose batches are lists of sentence indices."""
 
     tokenizer: Tokenizer
 

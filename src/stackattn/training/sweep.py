@@ -1,8 +1,8 @@
 """Sweeps: many runs, such as random restarts, in several processes.
 
-Each run has one thread. On two cores, with strings of 40 to 60 symbols, a second thread does not speed up Tf (1.9 s for
-100 batches) and saves a third for Tf+Nd (4.3 s and 3.0 s), less than two runs at a time do; on a busy machine the
-threads wait for each other (Tf: 18 s).
+Each run uses one thread. On two cores, with strings of 40 to 60 symbols, a second thread does not speed up Tf (1.9 s
+for 100 batches) and speeds up Tf+Nd by a third (4.3 s to 3.0 s), which is less than the gain from two runs at a time.
+On a busy machine the threads of a run wait for each other (Tf: 18 s).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .run import RunBusy, RunError, TrainingRun
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experiment)
-SHOWN_EVERY = 0.2  # seconds between two calls of on_batch
+SHOWN_EVERY = 0.2  # seconds between calls of on_batch
 
 
 def restart(config: E, number: int, seed: int = 0) -> E:
-    """Return the configuration of a restart: its own learning rate, drawn log-uniformly, and its own seeds."""
+    """Return the configuration of random restart `number`: a learning rate drawn log-uniformly, and new seeds."""
     generator = np.random.default_rng([seed, number])
     low, high = map(math.log, config.training.learning_rates)
     rate = math.exp(generator.uniform(low, high))
@@ -41,7 +41,7 @@ def restart(config: E, number: int, seed: int = 0) -> E:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -55,7 +55,7 @@ class Report(Protocol):
 
 
 def unfinished(jobs: Sequence[Job], report: Report) -> tuple[list[Job], list[Path]]:
-    """Return the unfinished jobs, and the folders whose finished run is damaged or has another configuration."""
+    """Return the unfinished jobs, and the folders with a finished run that is invalid or has another configuration."""
     waiting, failed = [], []
     for folder, config in jobs:
         if not TrainingRun(folder).finished:
@@ -86,8 +86,8 @@ def run_all(
         jobs: folders and configurations.
         processes: number of runs at a time; default: the number of cores.
         minutes: stop all runs after this time; the same call continues them.
-        minutes_each: largest training time of a run, including earlier calls.
-        report: called when a run ends or fails. A run that fails does not stop the others.
+        minutes_each: maximum training time of each run, including earlier calls.
+        report: called when a run ends or fails; a failed run does not stop the others.
         callback_for: returns the callback of a run.
 
     Returns:
@@ -139,15 +139,15 @@ class Sender(Protocol):
 
 
 class Reporting:
-    """A callback that forwards to the process that started the run, with at most one batch every `every` seconds."""
+    """A callback that forwards its calls through a sender, `on_batch` at most once every `every` seconds."""
 
     def __init__(self, sender: Sender, every: float = SHOWN_EVERY):
         self.sender, self.every = sender, every
-        self.told = 0.0
+        self.last_sent = 0.0
 
     def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None:
-        if time.monotonic() - self.told > self.every:
-            self.told = time.monotonic()
+        if time.monotonic() - self.last_sent > self.every:
+            self.last_sent = time.monotonic()
             self.sender.send(("on_batch", (epoch, done, total, loss)))
 
     def on_evaluation(self, values: dict[str, Any], best: bool) -> None:
@@ -156,7 +156,7 @@ class Reporting:
 
 def _run(sender: Sender, config: Experiment, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
     """Train one job in this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     kind, result = run_one(config, folder, deadline, minutes_each, Reporting(sender))
     sender.send(("finished" if kind == "finished" else "failed", (result,)))
@@ -169,7 +169,7 @@ def run_one(
     minutes_each: float | None,
     callback: TrainingCallback | None = None,
 ) -> tuple[str, Any]:
-    """Start or resume a run with one thread: "finished" and the result, or "failed" or "busy" and the reason."""
+    """Start or resume a run with one thread; return ("finished", result), ("failed", reason) or ("busy", reason)."""
     import torch
 
     torch.set_num_threads(1)
@@ -199,7 +199,7 @@ def _end_with_parent() -> None:
 
 
 def best_of(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the run with the lowest headline figure (see `headline`) and its best evaluation.
+    """Return the run with the lowest headline metric (see `headline`) and its best evaluation; None without any.
 
     A run that cannot be read is logged and skipped.
     """

@@ -1,4 +1,4 @@
-"""A trained translation model with its tokenizer: translating, and scoring on a test set."""
+"""A trained translation model with its tokenizer: translation, and evaluation on a test set."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ from .processes import find_device
 
 @dataclass(frozen=True)
 class Translator:
+    """Translates sentences by beam search.
+
+    Example:
+        >>> Translator.load("runs/mt").translate(["Guten Tag."])  # doctest: +SKIP
+    """
+
     model: Seq2SeqTransformer
     tokenizer: PieceTokenizer
     beam_size: int = 4
     max_tokens: int = 256
-    """Of a translation, EOS included."""
+    """Maximum number of tokens of a translation, including EOS."""
     batch_tokens: int = 2048
-    """Of the source sentences, with padding, that are translated at once."""
+    """Maximum number of source tokens, including padding, that are translated at once."""
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", **options: int) -> Translator:
-        """Load the model from its folder, or the best model of a run."""
+        """Load a model; `folder` is that of a model, or of a run, whose best model is loaded."""
         folder = model_folder(folder)
         model = load(folder)
         if not isinstance(model, Seq2SeqTransformer):
@@ -45,17 +51,22 @@ class Translator:
         sizes = tokenizer.input_size, tokenizer.output_size
         if sizes != (model.config.input_size, model.config.output_size):
             expected = model.config.input_size, model.config.output_size
-            raise ValueError(f"{folder}: the model expects {expected} tokens, its tokenizer has {sizes}")
+            raise ValueError(
+                f"{folder}: expected a tokenizer with (input, output) sizes {expected}, as the model has, got {sizes}"
+            )
         return cls(model.to(find_device(device)), tokenizer, **options)
 
     def translate(self, sentences: Sequence[str], done: Callable[[int], None] = lambda count: None) -> list[str]:
-        """In the order of the sentences; a blank one is translated by a blank one. `done` hears of each batch."""
+        """Return the translations in the order of the sentences; that of a blank sentence is empty.
+
+        `done` is called after each batch with the number of sentences translated in it.
+        """
         results = [""] * len(sentences)
         full = [i for i, sentence in enumerate(sentences) if sentence.strip()]
         done(len(sentences) - len(full))
         sources = self.tokenizer.encode_source([normalise(sentences[i]) for i in full])
         costs = [len(source) + 1 for source in sources]
-        # longest first, so that the time left and a lack of memory show early
+        # longest first: the estimate of the remaining time is cautious, and a lack of memory is noticed early
         for batch in reversed(token_batches(costs, costs, self.batch_tokens)):
             for i, text in zip(batch, self._translate([sources[i].tolist() for i in batch]), strict=True):
                 results[full[i]] = text
@@ -65,7 +76,7 @@ class Translator:
     def translate_lines(
         self, lines: Iterable[str], chunk: int, done: Callable[[int], None] = lambda count: None
     ) -> Iterator[str]:
-        """The translations of a stream, which is read `chunk` lines at a time."""
+        """Yield the translations of a stream of lines, which is read `chunk` lines at a time."""
         lines = iter(lines)
         while part := list(islice(lines, chunk)):
             yield from self.translate(part, done)
@@ -89,7 +100,7 @@ class Translator:
     def evaluate(
         self, source: Sequence[str], reference: Sequence[str], done: Callable[[int], None] = lambda count: None
     ) -> tuple[dict[str, Any], list[str]]:
-        """BLEU and chrF of the translations, the perplexity of the references, and the translations."""
+        """Return the metrics (BLEU, chrF and the perplexity of the references) and the translations."""
         if not source:
             raise ValueError("expected at least one sentence to translate, got none")
         metrics = _metrics()
@@ -109,7 +120,7 @@ class Translator:
 
 
 def write_scores(name: Path, scores: dict[str, Any], translations: Sequence[str]) -> None:
-    """As NAME.json and NAME.txt."""
+    """Write the scores to NAME.json and the translations to NAME.txt."""
     name.parent.mkdir(parents=True, exist_ok=True)
     write_text(name.with_name(f"{name.name}.txt"), "".join(f"{text}\n" for text in translations))
     write_json(name.with_name(f"{name.name}.json"), scores)
