@@ -6,6 +6,9 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# More test processes than cores, because many tests wait for processes that they have started.
+PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() * 3 // 2)") --dist worksteal
+
 KERNEL := $(wildcard src/stackattn/ops/cpp/kernel/*)
 
 .PHONY: demo test test-fast sanitize lint format bench clean
@@ -13,10 +16,10 @@ demo: $(VENV)/installed-plot
 	$(BIN)/stackattn demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST)
 
 test-fast: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # The operator tests with a kernel that checks every memory access; ARGS are passed to pytest.
 sanitize: $(VENV)/installed-dev
