@@ -11,7 +11,7 @@ TO_CONTINUE = "run the same command again to continue"
 
 
 def at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str], int | float]:
-    """An argument type: a number that is not smaller than `lowest`."""
+    """Return an argument type for numbers of at least `lowest`."""
 
     def convert(text: str) -> int | float:
         value = kind(text)
@@ -24,7 +24,7 @@ def at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str]
 
 
 def add_actions(parser: argparse.ArgumentParser, metavar: str = "ACTION") -> Any:
-    """Let a command have actions, whose parsers are added to the result. `args.action` is the chosen one."""
+    """Add actions to a command; return the object to which their parsers are added. `args.action` is the action."""
     return parser.add_subparsers(dest="action", metavar=metavar, required=True)
 
 
@@ -119,7 +119,7 @@ def add_training_arguments(commands: Any, example: str) -> None:
             nargs="?",
             metavar="CONFIG",
             help=f"a YAML file, or the name of a shipped configuration such as {example}; `stackattn config list` "
-            "lists them (default: only what --set gives)",
+            "lists them (default: only the keys of --set)",
         )
         add_config_arguments(command)
 
@@ -154,8 +154,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         choices=("paper", "published"),
-        help="follow the paper or the published code in the options where they differ (default: as the configuration "
-        "says; the paper if it does not)",
+        help="follow the paper or the published code in the options where they differ (default: the preset of the "
+        "configuration, otherwise the paper)",
     )
     parser.add_argument(
         "--set",

@@ -1,4 +1,4 @@
-"""Formal languages: list them, sample and score strings, show a grammar's facts, write data sets.
+"""Formal languages: list them, sample and score strings, show properties of a grammar, write data sets.
 
 LANGUAGE is a name from `stackattn language list` or the path of a grammar file in the notation
 S -> 'a' S 'a' [0.5] | [0.5]. Strings are one per line, symbols separated by spaces; logarithms are natural.
@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = add_actions(parser)
-    commands.add_parser("list", help="the languages that have names, with their parameters")
+    commands.add_parser("list", help="list the built-in languages and their parameters")
 
     sample = commands.add_parser("sample", help="draw strings of given lengths")
     _language_arguments(sample)
     _length_arguments(sample, (40, 80))
-    add_number(sample, "-n", "how many strings", 10)
+    add_number(sample, "-n", "number of strings", 10)
     add_number(sample, "--seed", "seed of the generator", 0)
     add_output_file(sample)
 
-    score = commands.add_parser("score", help="ln p of each string of a file")
+    score = commands.add_parser("score", help="print ln p of each string of a file")
     _language_arguments(score)
-    score.add_argument("file", metavar="FILE", help="strings, one per line; - reads the standard input")
+    score.add_argument("file", metavar="FILE", help="strings, one per line; - reads standard input")
     add_output_file(score)
 
-    show = commands.add_parser("show", help="a grammar's facts: symbols, rules, valid lengths, entropy")
+    show = commands.add_parser("show", help="show symbols, rules, valid lengths and entropies of a language")
     _language_arguments(show)
     _length_arguments(show, (40, 80))
-    show.add_argument("--all", action="store_true", help="a line for every valid length, not just for three")
+    show.add_argument(
+        "--all", action="store_true", help="print a line for every valid length (default: for three of them)"
+    )
     add_number(show, "--samples", "sample size of entropy estimates", 200)
     add_number(show, "--seed", "seed of entropy estimates", 0)
     for name, metavar, shown in (
@@ -73,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("test-per-length", 100, "test strings of each length"),
     ):
         add_number(write, f"--{name}", meaning, number)
-    write.add_argument("--force", action="store_true", help="replace files that exist")
+    write.add_argument("--force", action="store_true", help="replace existing files")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,7 +125,7 @@ def _score(args: argparse.Namespace) -> None:
         if isinstance(language, PCFG):
             scores = scores + language.length_log_prob([len(language._words(w)) for w in part])
         total.extend(scores)
-    # The companions have no distribution of lengths, so no ln p(w).
+    # Languages that are not grammars have no distribution of lengths, so ln p(w) is undefined.
     totals = [f"{a:.12g}" if isinstance(language, PCFG) else "-" for a in total]
     lines = ["ln p(w)\tln p(w | length)\tw\n"]
     lines += [f"{a}\t{b:.12g}\t{w}\n" for a, b, w in zip(totals, given, strings, strict=True)]
@@ -139,7 +141,7 @@ def _score(args: argparse.Namespace) -> None:
         if strange := () if ok else [x for x in language._words(w) if x not in language.symbols]:
             known = " ".join(language.symbols)
             print(f"line {number} has {strange[0]!r}, which is not one of the symbols {known}", file=sys.stderr)
-            break  # one line tells what is wrong with the file
+            break  # one example is enough
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -299,7 +301,7 @@ def _give(out: Path | None, text: str) -> None:
 
 
 def _progress(items: Any, what: str) -> Iterable[Any]:
-    """A bar on the terminal for as long as the work lasts; nothing elsewhere."""
+    """Iterate over the items, with a progress bar on a terminal."""
     if not sys.stderr.isatty():
         return items
     from rich.console import Console

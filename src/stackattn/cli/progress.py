@@ -1,4 +1,4 @@
-"""Progress of long work and of training runs: bars with speed and time left on a terminal, plain lines elsewhere."""
+"""Progress of training runs and other long work: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Bar(Lines):
 
 
 class ProgressDisplay:
-    """Makes the callback that displays a run; used as a context manager."""
+    """Creates the callbacks that display runs; used as a context manager."""
 
     def __init__(self) -> None:
         self.progress: Any = None
@@ -105,7 +105,7 @@ def summary(values: dict[str, Any]) -> str:
 
 
 def outcome(name: object, result: dict[str, Any]) -> str:
-    """One line on how a run ended."""
+    """Return one line that says how a run ended."""
     best = result.get("best")
     return f"{name}: {result['stopped']}" + (f"  {_headline(best)} (epoch {best['epoch']})" if best else "")
 

@@ -22,7 +22,7 @@ def run_action(args: argparse.Namespace, actions: dict[str, Action]) -> int:
 
 
 def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report: Any, callback_for: Any) -> list[Path]:
-    """Train many runs as the arguments of `add_sweep_arguments` say; returns the folders of runs that failed."""
+    """Train many runs with the arguments of `add_sweep_arguments`; return the folders of runs that failed."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("torchrun trains one run in several processes; start sweeps without it")
     if args.cluster is not None:

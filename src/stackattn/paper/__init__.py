@@ -1,4 +1,4 @@
-"""Everything that exists only because of the paper: its models, its experiments and its results.
+"""The paper: its models, its experiments and its results.
 
 Modules:
 

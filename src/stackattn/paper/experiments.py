@@ -13,7 +13,7 @@ from .names import LABELS, TRANSFORMERS
 if TYPE_CHECKING:
     from .cells import Cell
 
-# torch is slow to load and `--help` does not need it: the functions below import what uses it.
+# Modules that import torch are imported inside the functions below, so that `--help` is fast.
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Target:
         return f"out/{self.configs}"
 
     def cells(self, out: Path) -> list[Cell]:
-        """All cells that have runs in `out`, not only the requested ones: a table never shows less than it did."""
+        """Return all cells that have runs in `out`, so that a table shows earlier runs as well."""
         from .cells import find_cells
 
         return find_cells(self.tasks + self.other_tasks, self.models, out)

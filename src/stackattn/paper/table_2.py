@@ -62,7 +62,7 @@ def _perplexities(parameters: int | None, validation: float | None, test: float 
 def show_cost(cells: Sequence[Cell], out: Path) -> int:
     """Print Table 6 and write it to `out` as `table-ptb-cost.md`; returns an exit code, 1 if no run has been evaluated.
 
-    As in the paper, the fastest run of each model. Only training is timed, not evaluations and checkpoints.
+    Like the paper, it shows the fastest run of each model. Evaluations and checkpoints are not timed.
     """
     header = ["task", "model", "", "examples/s", "min./epoch", "memory, MB", "threads", "batch"]
     rows, machines = [], set()
