@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from changed_corpus import check_changed_files
 
 from stackattn.cli import main
 from stackattn.models import TransformerLM
@@ -156,21 +157,8 @@ def test_only_results_on_the_run_s_own_corpus_are_written(config, data, tmp_path
 
 
 def test_a_changed_corpus_is_neither_trained_on_nor_evaluated(config, data, tmp_path, capsys):
-    """report.json still has the fingerprint of the run, but the text is another."""
-    run = str(tmp_path / "run")
-    assert main(["lm", "train", str(config), "--out", run, "--minutes", "0"]) == 0
-    for split, lines in (("train", 32), ("test", 4)):
-        path = data / f"{split}.txt"
-        whole = path.read_bytes()
-        path.write_bytes(b"".join(whole.splitlines(keepends=True)[: lines // 3]))
-        command = ["evaluate", run] if split == "test" else ["train", str(config), "--out", run, "--resume"]
-        capsys.readouterr()
-        assert main(["lm", *command]) == 2
-        error = capsys.readouterr().err
-        assert f"{path}: expected {lines} lines, " in error
-        assert f" found {lines // 3} lines, " in error
-        path.write_bytes(whole)
-        assert main(["lm", *command]) == 0
+    files = {"train": (data / "train.txt", 32), "test": (data / "test.txt", 4)}
+    check_changed_files("lm", config, tmp_path / "run", files, capsys)
 
 
 def test_counts_of_the_treebank_are_compared_with_the_expected_ones(tmp_path, capsys, monkeypatch):

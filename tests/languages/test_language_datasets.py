@@ -121,29 +121,26 @@ def test_contents_of_files(tmp_path):
     assert about["lower_bound"]["with_length_term"] == found.lower_bound()
 
 
-def test_errors_of_damaged_files_name_file_and_line(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("d.txt", b"( )\n", r"d\.txt: expected 2 lines, as stated in d\.json, got 1"),
+        ("d.txt", b"( )\n( x\n", r"d\.txt, line 2: text: 'x'"),
+        ("d.txt", b"( )\n( ( ) )\n", r"d\.txt, line 2: expected 2 symbols, like the first string of the batch, got 4"),
+        ("d.txt", b"( )\n( \xe9\n", r"d\.txt, line 2: not UTF-8: byte 0xe9 at column 3"),
+        ("d.json", b'{"format": 1}', r"d\.json: expected a file of format"),
+        ("d.json", b'{\n"format', r"d\.json, line 2: not JSON"),
+    ],
+)
+def test_errors_of_damaged_files_name_file_and_line(file, content, message, tmp_path):
     found = Dataset(get_language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]])])
     found.save(tmp_path / "d")
-    (tmp_path / "d.txt").write_text("( )\n")
-    with pytest.raises(ValueError, match=r"d\.txt: expected 2 lines, as stated in d\.json, got 1"):
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
         Dataset.load(tmp_path / "d")
-    (tmp_path / "d.txt").write_text("( )\n( x\n")
-    with pytest.raises(ValueError, match=r"d\.txt, line 2: text: 'x'"):
-        Dataset.load(tmp_path / "d")
-    (tmp_path / "d.txt").write_text("( )\n( ( ) )\n")
-    with pytest.raises(
-        ValueError, match=r"d\.txt, line 2: expected 2 symbols, like the first string of the batch, got 4"
-    ):
-        Dataset.load(tmp_path / "d")
-    (tmp_path / "d.txt").write_bytes(b"( )\n( \xe9\n")
-    with pytest.raises(ValueError, match=r"d\.txt, line 2: not UTF-8: byte 0xe9 at column 3"):
-        Dataset.load(tmp_path / "d")
-    (tmp_path / "d.json").write_text('{"format": 1}')
-    with pytest.raises(ValueError, match=r"d\.json: expected a file of format"):
-        Dataset.load(tmp_path / "d")
-    (tmp_path / "d.json").write_text('{\n"format')
-    with pytest.raises(ValueError, match=r"d\.json, line 2: not JSON"):
-        Dataset.load(tmp_path / "d")
+
+
+def test_loading_a_missing_dataset(tmp_path):
     with pytest.raises(FileNotFoundError):
         Dataset.load(tmp_path / "nothing")
 

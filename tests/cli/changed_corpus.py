@@ -1,0 +1,23 @@
+"""A check that the commands lm and mt share: a corpus whose files were changed is neither trained on nor evaluated."""
+
+from stackattn.cli import main
+
+
+def check_changed_files(command, config, out, files, capsys):
+    """Truncate each file in turn: report.json still has the fingerprint of the run, but the text is another.
+
+    `files` maps the splits train and test to a file and its number of lines.
+    """
+    run = str(out)
+    assert main([command, "train", str(config), "--out", run, "--minutes", "0"]) == 0
+    for split, (path, lines) in files.items():
+        whole = path.read_bytes()
+        path.write_bytes(b"".join(whole.splitlines(keepends=True)[: lines // 3]))
+        action = ["evaluate", run] if split == "test" else ["train", str(config), "--out", run, "--resume"]
+        capsys.readouterr()
+        assert main([command, *action]) == 2
+        error = capsys.readouterr().err
+        assert f"{path}: expected {lines} lines, " in error
+        assert f" found {lines // 3} lines, " in error
+        path.write_bytes(whole)
+        assert main([command, *action]) == 0
