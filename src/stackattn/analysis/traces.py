@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.lstm import LSTMLM
-from ..nn import StackAttention
+from ..nn import NondeterministicStackAttention, StackAttention, SuperpositionStackAttention
 from ..ops import AutomatonRun, Operation, best_runs, nondeterministic_weights, sample_runs, superposition_weights
 from ..ops.pytorch.log_chart import log_chart, log_sum
 from .contents import nondeterministic_contents, superposition_contents
@@ -89,7 +89,7 @@ class SuperpositionTrace(StackTrace):
 
     probabilities: Tensor  # (B, T, 3): push, no-op, pop
 
-    KIND: ClassVar[str] = "superposition"
+    KIND: ClassVar[str] = SuperpositionStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
     BOTTOM: ClassVar[str] = "∅"
     BOTTOM_NAME: ClassVar[str] = "empty"
@@ -137,7 +137,7 @@ class NondeterministicTrace(StackTrace):
 
     transitions: tuple[Tensor, Tensor, Tensor]  # log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q)
 
-    KIND: ClassVar[str] = "nondeterministic"
+    KIND: ClassVar[str] = NondeterministicStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "replace", "pop")
     BOTTOM: ClassVar[str] = "⊥"
     BOTTOM_NAME: ClassVar[str] = "bottom"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ..nn import StackSpec, State
+from ..nn import NondeterministicStackAttention, StackSpec, State, SuperpositionStackAttention
 from ..ops import NondeterministicState
 from ..ops.transitions import split_transitions
 
@@ -83,7 +83,7 @@ class VectorStack(State):
 class SuperpositionLSTMStack(LSTMStack):
     """A superposition stack, stored as vectors."""
 
-    kind = "superposition"
+    kind = SuperpositionStackAttention.kind
 
     def __init__(self, hidden_size: int, stack_embedding_size: int):
         super().__init__(hidden_size, 3, stack_embedding_size, stack_embedding_size)
@@ -119,7 +119,7 @@ class WeightedStack(State):
 class NondeterministicLSTMStack(LSTMStack):
     """The stack of a nondeterministic pushdown automaton."""
 
-    kind = "nondeterministic"
+    kind = NondeterministicStackAttention.kind
     has_uniform_init = True
 
     def __init__(self, hidden_size: int, num_states: int, num_symbols: int, stack_embedding_size: int):

@@ -4,7 +4,7 @@ Modules:
     stack             base class of the stack attention layers
     superposition     attention over a superposition stack
     nondeterministic  attention over the stack of a nondeterministic pushdown automaton
-    kinds             registry of the kinds of stacks
+    kinds             registry of the stack attention layers
     specs             layer specifications, their notation and their attention layers
     attention         softmax attention over the same or another sequence
     dropout           dropout alone, with a residual addition, and after a ReLU

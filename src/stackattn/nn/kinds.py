@@ -1,4 +1,7 @@
-"""Registry of the kinds of stacks. This is the only place where a kind is declared."""
+"""Registry of the stack attention layers, by kind of stack.
+
+The stacks of LSTMs (`models.lstm_stacks`) and traces (`analysis.traces`) have registries with the same names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax attention and dropout of the C++ kernel, for float32 tensors on the CPU."""
+"""Softmax attention, dropout and LSTM of the C++ kernel, for float32 tensors on the CPU."""
 
 from __future__ import annotations
 
