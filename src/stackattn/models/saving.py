@@ -9,13 +9,13 @@ import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .. import __version__
 from ..compatibility import MODEL_FORMAT, upgrade_model_config, upgrade_tensor_name
 from ..config import from_values, to_values
 from ..files import write_atomically, write_text
@@ -68,7 +68,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     tensors = {key: x.detach().cpu().contiguous() for key, x in model.state_dict().items()}
     if len(dtypes := {x.dtype for x in tensors.values()}) > 1:
         raise ValueError(f"model: expected one dtype, got {', '.join(sorted(map(str, dtypes)))}")
-    saved = SavedConfig(MODEL_FORMAT, kind, to_values(model.config), version("stackattn"))
+    saved = SavedConfig(MODEL_FORMAT, kind, to_values(model.config), __version__)
     text = json.dumps(to_values(saved), indent=2) + "\n"
 
     folder = Path(folder)
@@ -131,7 +131,7 @@ def _read_config(path: Path) -> tuple[SavedConfig, Any]:
     if not 1 <= saved.format_version <= MODEL_FORMAT:
         raise ValueError(
             f"{path}: expected a format from 1 to {MODEL_FORMAT}, got {saved.format_version}, written by stackattn "
-            f"{saved.library_version}; this is stackattn {version('stackattn')}"
+            f"{saved.library_version}; this is stackattn {__version__}"
         )
     if saved.kind not in MODELS:
         near = difflib.get_close_matches(saved.kind, MODELS, 1)
