@@ -1,19 +1,19 @@
-"""The package itself: what importing it does, what it offers, and installing it where nothing can be compiled."""
+"""The package: public names, side effects of the import, backends, and installation without a compiler."""
 
-import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
 import stackattn
+from stackattn.ops import dispatch
 
-backends = importlib.import_module("stackattn.ops.dispatch")  # the name alone is the function
 ROOT = Path(__file__).parent.parent
 
 
@@ -54,24 +54,24 @@ print(json.dumps({"same": before == after, "seconds": seconds, "modules": list(s
 """
     run = run_python(program)
     assert run.stderr == ""
-    (line,) = run.stdout.splitlines()  # ours alone: nothing was printed
+    (line,) = run.stdout.splitlines()  # the import prints nothing
     report = json.loads(line)
     assert report["same"]
-    assert report["seconds"] < 1.0, "importing stackattn takes long beside torch"
+    assert report["seconds"] < 1.0, "importing stackattn takes too long after torch"
     assert not {"matplotlib", "rich", "torch._dynamo", "stackattn.cli"} & set(report["modules"])
 
 
-def test_backends_are_there():
+def test_backends_are_available():
     assert list(stackattn.backends()) == ["reference", "torch", "cpp"]
     if shutil.which("c++"):
         assert set(stackattn.backends().values()) == {"available"}
 
 
 @pytest.fixture
-def forget():
-    """What was found out under false pretences."""
+def warn_again():
+    """Forget after the test that the warning was given."""
     yield
-    backends._warn_once.cache_clear()
+    dispatch._warn_once.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,19 @@ def forget():
         ),
         (ModuleNotFoundError("_kernel"), "/usr/bin/c++", ["did not compile", "/usr/bin/c++", "reinstall stackattn"]),
         (ImportError("GLIBCXX_9 not found"), None, ["does not load", "GLIBCXX_9 not found", "Reinstall"]),
+        (
+            dispatch.OutdatedKernel("expected interface 2, found 1"),
+            None,
+            ["built from another version", "expected interface 2, found 1", "pip install --no-deps -e ."],
+        ),
     ],
 )
-def test_without_the_kernel(error, compiler, words, monkeypatch, forget):
-    """The reason is said, by backends() and by whatever needs the kernel; `auto` warns once and goes on without it."""
-    monkeypatch.setattr(backends, "kernel", None)
-    monkeypatch.setattr(backends, "_KERNEL_ERROR", error)
-    monkeypatch.setattr(backends.shutil, "which", lambda name: compiler)
-    backends._warn_once.cache_clear()
+def test_without_the_kernel(error, compiler, words, monkeypatch, warn_again):
+    """backends() and errors say why the kernel is missing; `auto` warns once and uses the `torch` backend."""
+    monkeypatch.setattr(dispatch, "kernel", None)
+    monkeypatch.setattr(dispatch, "_KERNEL_ERROR", error)
+    monkeypatch.setattr(dispatch.shutil, "which", lambda name: compiler)
+    dispatch._warn_once.cache_clear()
     assert all(word in stackattn.backends()["cpp"] for word in words)
     actions = torch.full((1, 3, 3), 1 / 3)
     with pytest.raises(RuntimeError, match=r"backend 'cpp' cannot run: the C\+\+ kernel"):
@@ -104,20 +109,33 @@ def test_without_the_kernel(error, compiler, words, monkeypatch, forget):
     assert torch.equal(weights, stackattn.superposition_weights(actions, backend="torch"))
 
 
+@pytest.mark.parametrize("interface", [None, dispatch.INTERFACE - 1, dispatch.INTERFACE + 1])
+def test_a_kernel_of_another_version_is_not_used(interface, monkeypatch):
+    """`interface` is None for a kernel that does not export the number."""
+    outdated = types.ModuleType("_kernel")
+    if interface is not None:
+        outdated.interface = interface
+    monkeypatch.setattr(dispatch.importlib, "import_module", lambda *_: outdated)
+    kernel, error = dispatch._load_kernel()
+    assert kernel is None
+    assert isinstance(error, dispatch.OutdatedKernel)
+    assert str(error) == f"expected interface {dispatch.INTERFACE}, found {interface or 'none'}"
+
+
 def test_other_devices_take_the_torch_backend():
-    assert backends.choose("auto", torch.device("meta")) == "torch"
-    assert backends.choose("auto", torch.device("cpu")) == "cpp"
+    assert dispatch.choose("auto", torch.device("meta")) == "torch"
+    assert dispatch.choose("auto", torch.device("cpu")) == "cpp"
 
 
 @pytest.mark.slow
 def test_install_without_a_compiler(tmp_path):
-    """A PATH with no compiler: the install succeeds all the same, works, and says what is missing."""
-    source, nothing, home = tmp_path / "source", tmp_path / "bin", tmp_path / "home"
+    """Without a compiler on the PATH the installation succeeds, works, and says what is missing."""
+    source, empty_path, home = tmp_path / "source", tmp_path / "bin", tmp_path / "home"
     ignored = shutil.ignore_patterns(".venv", "build", ".git", "*.so", "__pycache__", "out", ".*_cache")
     shutil.copytree(ROOT, source, ignore=ignored)
-    nothing.mkdir()
+    empty_path.mkdir()
     environment = {key: x for key, x in os.environ.items() if key not in ("CC", "CXX", "PYTHONPATH")}
-    environment["PATH"] = str(nothing)
+    environment["PATH"] = str(empty_path)
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(home), str(source)]
     run = subprocess.run(install, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -134,7 +152,7 @@ with warnings.catch_warnings(record=True) as caught:
     weights = stackattn.superposition_weights(torch.tensor([[[1.0, 0, 0], [0, 1, 0]]]))
 print(weights.tolist(), len(caught))
 """
-    # -S: without the editable install of this very package; torch comes in by its path
+    # -S leaves out the editable install of this package; PYTHONPATH provides torch
     path = os.pathsep.join([str(home), str(Path(torch.__file__).parent.parent)])
     run = subprocess.run(
         [sys.executable, "-S", "-c", program], env={**environment, "PYTHONPATH": path}, capture_output=True, text=True
@@ -142,5 +160,5 @@ print(weights.tolist(), len(caught))
     assert run.returncode == 0, run.stderr
     where, status, weights = run.stdout.splitlines()
     assert where.startswith(str(home))
-    assert "not built: no C++ compiler. Install one" in status
+    assert "not built: no C++ compiler was found. Install one" in status
     assert weights == "[[[1.0, 0.0], [1.0, 0.0]]] 1"

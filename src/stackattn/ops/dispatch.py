@@ -11,12 +11,27 @@ from types import ModuleType
 
 import torch
 
-kernel: ModuleType | None = None
-_KERNEL_ERROR: ImportError | None = None
-try:  # `from .cpp import _kernel` would not distinguish a missing module from a broken one
-    kernel = importlib.import_module(".cpp._kernel", __package__)
-except ImportError as error:
-    _KERNEL_ERROR = error
+INTERFACE = 2
+"""Version of the kernel's functions that this package calls, as in cpp/kernel/module.cpp."""
+
+
+class OutdatedKernel(ImportError):
+    """The kernel has another interface than the package: in an editable install, it was not built again."""
+
+
+def _load_kernel() -> tuple[ModuleType | None, ImportError | None]:
+    """The kernel, or why it cannot be used."""
+    try:  # `from .cpp import _kernel` would not distinguish a missing module from a broken one
+        module = importlib.import_module(".cpp._kernel", __package__)
+    except ImportError as error:
+        return None, error
+    found = getattr(module, "interface", None)
+    if found != INTERFACE:
+        return None, OutdatedKernel(f"expected interface {INTERFACE}, found {found or 'none'}")
+    return module, None
+
+
+kernel, _KERNEL_ERROR = _load_kernel()
 
 NAMES = ("auto", "reference", "torch", "cpp")
 
@@ -39,6 +54,11 @@ def backends() -> dict[str, str]:
 def _kernel_status() -> str:
     if kernel is not None:
         return "available"
+    if isinstance(_KERNEL_ERROR, OutdatedKernel):
+        return (
+            f"the C++ kernel was built from another version of stackattn ({_KERNEL_ERROR}). Build it again: in the "
+            f"source folder, run `{sys.executable} -m pip install --no-deps -e .`, or reinstall the package."
+        )
     if not isinstance(_KERNEL_ERROR, ModuleNotFoundError):
         return f"the C++ kernel was built but does not load: {_KERNEL_ERROR}. Reinstall stackattn from source."
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)

@@ -236,12 +236,17 @@ int overflow(int x) { return x + 2147483647; }
 
 }  // namespace
 
+// Version of the functions below. When one is added, removed or gets other arguments (those of network_module.cpp too),
+// increase it here and in ops/dispatch.py, which does not use a kernel that was built from other sources.
+constexpr int INTERFACE = 2;
+
 // Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
 // outputs are written in place. Each call returns the fields of a Report.
 NB_MODULE(_kernel, m) {
   kernel();  // so that a wrong STACKATTN_KERNEL is an ImportError
   using nb::arg;
   const auto lengths = arg("lengths").none();
+  m.attr("interface") = INTERFACE;
   m.def("name", [] { return kernel().name; });
   m.def("nondeterministic", &nondeterministic, arg("log_push"), arg("log_replace"), arg("log_pop"), arg("weights"),
         lengths, arg("threads"));
