@@ -163,7 +163,7 @@ def test_reproduce_figure_2(tmp_path, capsys):
     command = ["reproduce", "figure-2", "--tasks", "marked-reversal", "--models", "tf"]
     command += ["--configs", str(tmp_path / "configs"), "--out", str(out), "--processes", "2"]
     assert main([*command, "--restarts", "2", "--budget", "0"]) == 1
-    assert f"there are no runs in {out} yet" in capsys.readouterr().err
+    assert f"{out} contains no runs yet" in capsys.readouterr().err
     assert main([*command, "--restarts", "2"]) == 0
     printed = capsys.readouterr().out
     assert "0 of 2 runs are finished" in printed

@@ -123,7 +123,7 @@ def _score(args: argparse.Namespace) -> None:
         scores = language.log_prob_given_length(part)
         given.extend(scores)
         if isinstance(language, PCFG):
-            scores = scores + language.length_log_prob([len(language._words(w)) for w in part])
+            scores = scores + language.length_log_prob([len(language.split_symbols(w)) for w in part])
         total.extend(scores)
     # Languages that are not grammars have no distribution of lengths, so ln p(w) is undefined.
     totals = [f"{a:.12g}" if isinstance(language, PCFG) else "-" for a in total]
@@ -138,7 +138,7 @@ def _score(args: argparse.Namespace) -> None:
         about += f"; -ln p(w | length) is {bound:.6f} per symbol, ends of strings counted"
     print(about, file=sys.stderr)
     for number, (w, ok) in enumerate(zip(strings, inside, strict=True), 1):
-        if strange := () if ok else [x for x in language._words(w) if x not in language.symbols]:
+        if strange := () if ok else [x for x in language.split_symbols(w) if x not in language.symbols]:
             known = " ".join(language.symbols)
             print(f"line {number} has {strange[0]!r}, which is not one of the symbols {known}", file=sys.stderr)
             break  # one example is enough

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         failed = _train(jobs, args)
         print_unfinished(jobs, failed, args.minutes_each)
     if not (cells := target.cells(out)):
-        print(f"there are no runs in {out} yet", file=sys.stderr)
+        print(f"{out} contains no runs yet", file=sys.stderr)
         return 1
     return target.show(cells, out) or (1 if failed else 0)
 

@@ -132,7 +132,7 @@ class Language(ABC):
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a string; raise ValueError if it contains an unknown symbol."""
-        words = self._words(text)
+        words = self.split_symbols(text)
         for at, word in enumerate(words):
             if word not in self._ids:
                 raise ValueError(
@@ -144,13 +144,17 @@ class Language(ABC):
         """Return the text of a string of ids."""
         return separator.join([self.symbols[v] for v in self._as_string(ids).tolist()])
 
-    def _words(self, text: str) -> list[str]:
+    def split_symbols(self, text: str) -> list[str]:
+        """Split a text into symbols: at white space, or into characters if it has none and all symbols are characters.
+
+        The symbols need not belong to the language.
+        """
         words = text.split()
         return list(words[0]) if self._single_characters and len(words) == 1 else words
 
     def _as_string(self, string: String) -> np.ndarray:
         if isinstance(string, str):
-            return np.array([self._ids.get(word, -1) for word in self._words(string)], dtype=np.int64)
+            return np.array([self._ids.get(word, -1) for word in self.split_symbols(string)], dtype=np.int64)
         ids = np.asarray(string)
         if ids.size == 0:
             return np.zeros(0, dtype=np.int64)

@@ -59,7 +59,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         for path in draw(curves, out / "figure-2"):
             print(f"written to {path}")
     except ModuleNotFoundError as error:
-        print(f"no picture: {error}", file=sys.stderr)
+        print(f"the figure cannot be drawn: {error}", file=sys.stderr)
         return 1
     return 0
 

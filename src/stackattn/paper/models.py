@@ -13,7 +13,7 @@ from .names import LABELS, SLUGS
 Config = LSTMConfig | TransformerLMConfig | Seq2SeqConfig
 
 
-class Language(NamedTuple):
+class LanguageSizes(NamedTuple):
     """What the sizes of a model on a context-free language depend on."""
 
     alphabet: int  # number of symbols, without EOS and BOS
@@ -21,11 +21,11 @@ class Language(NamedTuple):
 
 
 LANGUAGES = {
-    "marked-reversal": Language(3, 2),
-    "unmarked-reversal": Language(2, 2),
-    "padded-reversal": Language(2, 3),
-    "dyck": Language(4, 2),
-    "hardest-cfl": Language(7, 3),
+    "marked-reversal": LanguageSizes(3, 2),
+    "unmarked-reversal": LanguageSizes(2, 2),
+    "padded-reversal": LanguageSizes(2, 3),
+    "dyck": LanguageSizes(4, 2),
+    "hardest-cfl": LanguageSizes(7, 3),
 }
 
 PTB_TYPES = 23832

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..files import write_json
+from ..lines import read_json_object
 from ..training import TrainingRun
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
@@ -72,7 +72,7 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
             continue
         folder, last = max(ends, key=lambda end: end[1]["examples"] / end[1]["train_seconds"])
         speed = last["examples"] / last["train_seconds"]
-        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        environment = read_json_object(folder / "environment.json")
         machines.add(f"{environment['processor']}, {environment['cores']} cores")
         minutes, memory = last["examples_per_epoch"] / speed / 60, last["memory"] and last["memory"] / 1e6
         batch = str(TrainingRun(folder).config()["data"]["batch_tokens"])
