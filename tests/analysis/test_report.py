@@ -321,7 +321,7 @@ def test_each_string_is_traced_once(make_run, tmp_path, monkeypatch):
     import stackattn.analysis.folders as folders
     import stackattn.analysis.strings as strings
 
-    calls = {"load": 0, "trace_stacks": 0}
+    calls = {"load": 0, "trace_forward": 0}
 
     def count(module, name):
         function = getattr(module, name)
@@ -333,6 +333,6 @@ def test_each_string_is_traced_once(make_run, tmp_path, monkeypatch):
         monkeypatch.setattr(module, name, counted)
 
     count(folders, "load")
-    count(strings, "trace_stacks")
+    count(strings, "trace_forward")
     assert main(["analyse", str(make_run("tf-sup")), "--string", "()"]) == 0
-    assert calls == {"load": 1, "trace_stacks": 1}
+    assert calls == {"load": 1, "trace_forward": 1}

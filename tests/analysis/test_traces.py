@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, stack_names, trace_stacks
-from stackattn.analysis.traces import TRACES
+from stackattn.analysis.traces import TRACES, trace_forward
 from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 from stackattn.nn import NondeterministicStackAttention
 from stackattn.nn.kinds import STACK_KINDS
@@ -178,6 +178,17 @@ def test_traces_of_an_lstm(stack):
         bottom = model.stack.bottom.detach().sigmoid().double().expand(2, 1, -1)
         reading = torch.einsum("biqs,bim->bqsm", trace.split_tops()[:, -1], torch.cat([bottom, pushed], 1))
     torch.testing.assert_close(state.stack.reading.double(), reading.flatten(1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("stack", ["", "superposition-5", "nondeterministic-2-2-3"])
+def test_the_output_is_that_of_the_model(stack):
+    torch.manual_seed(0)
+    lstm = LSTMLM(LSTMConfig(input_size=4, output_size=4, hidden_size=6, stack=stack or None))
+    tokens = torch.tensor([[3, 0, 1, 2, 0], [3, 2, 2, 1, 0]])
+    for model in (transformer(f"1.{stack}" if stack else "1"), lstm):
+        logits, traces = trace_forward(model, tokens)
+        assert torch.equal(logits, model.eval()(tokens))
+        assert [trace.name for trace in traces] == stack_names(model)
 
 
 def test_every_kind_of_stack_has_a_trace():

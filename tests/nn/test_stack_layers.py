@@ -110,6 +110,18 @@ def test_optional_results(kind):
     assert y.shape == x.shape
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_actions_without_output(kind, heads):
+    layer, x, lengths = LAYERS[kind](heads=heads), inputs(), torch.tensor([5, 3])
+    x[1, 3:] = torch.nan
+    _, expected = layer(x, lengths, return_actions=True)
+    actions = layer.actions(x, lengths)
+    assert isinstance(actions, tuple)
+    for found, one in zip(actions, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        assert torch.equal(found, one)
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_returned_weights_of_padding_are_zero(kind):
     layer, x = LAYERS[kind](heads=2), inputs()

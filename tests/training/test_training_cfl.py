@@ -8,7 +8,7 @@ from runs import MODELS, tiny
 from torch import nn
 
 from stackattn.languages import get_language
-from stackattn.training.cfl import CFLTask, LanguageOptions, build_model, evaluate_by_length
+from stackattn.training.cfl import CFLTask, build_model, evaluate_by_length
 
 
 class Fixed(nn.Module):
@@ -91,8 +91,8 @@ def test_a_perfect_model_has_no_difference(name):
 
 def test_differences_by_length():
     """A perfect model loses ln(3) nats on one of three lengths; the published `difference` includes them."""
-    options = LanguageOptions("unmarked-reversal", lengths=(4, 8))
-    found = evaluate_by_length(Perfect("unmarked-reversal", (4, 8)), options, (4, 8), per_length=5, seed=1)
+    language = get_language("unmarked-reversal")
+    found = evaluate_by_length(Perfect("unmarked-reversal", (4, 8)), language, (4, 8), (4, 8), per_length=5, seed=1)
     assert [row["length"] for row in found["lengths"]] == [4, 6, 8]
     for row in found["lengths"]:
         length = row["length"]
@@ -102,8 +102,7 @@ def test_differences_by_length():
 
 
 def test_lengths_not_seen_in_training_have_no_floor():
-    options = LanguageOptions("unmarked-reversal", lengths=(6, 8))
-    found = evaluate_by_length(Fixed(3), options, (4, 10), per_length=5)
+    found = evaluate_by_length(Fixed(3), get_language("unmarked-reversal"), (6, 8), (4, 10), per_length=5)
     floors = {row["length"]: row["difference_from_floor"] for row in found["lengths"]}
     assert [floors[4], floors[10]] == [None, None]
     assert None not in (floors[6], floors[8])

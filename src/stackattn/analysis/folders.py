@@ -97,7 +97,9 @@ class RunFolder:
 
     def test(self, per_length: int) -> dict[str, Any]:
         """Results by length: the saved ones, or new ones on `per_length` strings of each length."""
-        return self.saved_test or evaluate_by_length(self.model, self.config.language, per_length=per_length)
+        if self.saved_test:
+            return self.saved_test
+        return evaluate_by_length(self.model, self.language, self.config.language.lengths, per_length=per_length)
 
 
 def find_runs(folder: str | Path) -> dict[str, Path]:

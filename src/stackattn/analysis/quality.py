@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ..languages import Language, sample_batches
+from ..training.cfl import with_bos
 from .real_stack import Agreement, derivation_tops, measure_agreement, real_tops
-from .strings import with_bos
 from .traces import StackTrace, trace_stacks
 
 BATCHES, BATCH_SIZE = 10, 10  # strings compared with a real stack; the strings of a batch have the same length

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ..languages import Language, get_language
 from ..ops import AutomatonRun
+from ..training.cfl import with_bos
 from .real_stack import real_tops
-from .traces import StackTrace, trace_stacks
+from .traces import StackTrace, trace_forward
 
 PAPER = {  # the strings of the paper's Appendix E
     "marked-reversal": "01011010001101110010#01001110110001011010",
@@ -98,11 +99,6 @@ def select_strings(
     return selected + [SelectedString(string, f"sample {i + 1}, seed {seed}") for i, string in enumerate(strings)]
 
 
-def with_bos(language: Language, strings: Tensor) -> Tensor:
-    """Prepend BOS, whose id follows those of the symbols: (B, n) -> (B, n + 1)."""
-    return torch.cat([strings.new_full((len(strings), 1), len(language.symbols)), strings], dim=1)
-
-
 def trace_string(
     model: nn.Module,
     language: Language,
@@ -120,8 +116,7 @@ def trace_string(
         seed: seed of the sampled runs.
     """
     inputs = with_bos(language, torch.from_numpy(string.ids)[None])
-    with torch.no_grad():
-        log_probs = model.eval()(inputs)[0].double().log_softmax(-1)  # (n + 1, V + 1)
+    logits, traces = trace_forward(model, inputs)  # (1, n + 1, symbols and EOS)
     n = len(string.ids)
     extended = min(lengths[0], n), max(lengths[1], n)
     return TracedString(
@@ -131,12 +126,10 @@ def trace_string(
         seen_length=lengths[0] <= n <= lengths[1],
         in_language=bool(language.contains(string.ids)),
         why_excluded=why_excluded(language, string.ids),
-        log_probs=log_probs,
+        log_probs=logits[0].double().log_softmax(-1),
         truth=_true_distributions(language, extended, string.ids),
         real=real_tops(language, string.ids.tolist()),
-        stacks=[
-            TracedStack(trace, some_runs(trace, seed)) for trace in trace_stacks(model, inputs) if trace.name in names
-        ],
+        stacks=[TracedStack(trace, some_runs(trace, seed)) for trace in traces if trace.name in names],
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -213,12 +214,22 @@ def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
         for trace in trace_stacks(model, tokens):   # tokens (B, T)
             print(trace.name, trace.tops().shape)   # (B, T, T + 1)
     """
-    was_training = model.training
-    model.eval()
-    try:
-        return _trace_lstm(model, *inputs) if isinstance(model, LSTMLM) else _trace_layers(model, *inputs)
-    finally:
-        model.train(was_training)
+    with _evaluating(model):
+        return _trace_lstm(model, *inputs) if isinstance(model, LSTMLM) else _trace_layers(model, *inputs)[1]
+
+
+@torch.no_grad()
+def trace_forward(model: nn.Module, *inputs: Any) -> tuple[Any, list[StackTrace]]:
+    """Return the output of a model in evaluation mode together with the traces of its stacks: see `trace_stacks`.
+
+    Examples::
+
+        logits, traces = trace_forward(model, tokens)   # tokens (B, T) -> logits (B, T, output_size)
+    """
+    with _evaluating(model):
+        if isinstance(model, LSTMLM):
+            return model(*inputs), _trace_lstm(model, *inputs)
+        return _trace_layers(model, *inputs)
 
 
 def stack_names(model: nn.Module) -> list[str]:
@@ -236,29 +247,38 @@ def _stack_layers(model: nn.Module) -> Iterator[tuple[str, StackAttention]]:
     return ((path, layer) for path, layer in model.named_modules() if isinstance(layer, StackAttention))
 
 
-def _trace_layers(model: nn.Module, *inputs: Any) -> list[StackTrace]:
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _trace_layers(model: nn.Module, *inputs: Any) -> tuple[Any, list[StackTrace]]:
     layers = dict(_stack_layers(model))
-    calls: dict[str, tuple[Any, ...]] = {}
+    actions: dict[str, tuple[Tensor, ...]] = {}
 
     def keep(path: str) -> Any:
-        return lambda _, arguments: calls.update({path: arguments})
+        return lambda layer, arguments: actions.update({path: layer.actions(*arguments)})
 
     hooks = [layer.register_forward_pre_hook(keep(path)) for path, layer in layers.items()]
     try:
-        model(*inputs)
+        output = model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()
     traces: list[StackTrace] = []
     for path, layer in layers.items():
-        if path not in calls:
+        if path not in actions:
             continue
-        _, actions = layer(*calls[path], return_actions=True)
-        parts = [_exact(x) for x in (actions if isinstance(actions, tuple) else (actions,))]
+        parts = [_exact(x) for x in actions[path]]
         for head, name in enumerate(_head_names(path, layer)):
             of_head = [x if layer.heads == 1 else x[:, head] for x in parts]
             traces.append(TRACES[layer.kind].from_actions(name, 0, of_head))
-    return traces
+    return output, traces
 
 
 def _trace_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:

@@ -191,13 +191,14 @@ def draw(console: Console, out: Path, config: CFLConfig) -> None:
     from ..languages import evaluation_set
     from ..models.saving import load
     from ..training import TrainingRun
+    from ..training.cfl import with_bos
 
     language = config.language.make()
     length = min(SHOWN_LENGTH, config.language.lengths[1])
     # the string in which the symbol changes most often is the easiest to follow
     strings = evaluation_set(language, 0, (length, length), 10).strings
     string = max(strings, key=lambda string: int((string[1:] != string[:-1]).sum()))
-    (trace,) = trace_stacks(load(out / "tf-nd/best"), torch.tensor([[len(language.symbols), *string]]))
+    (trace,) = trace_stacks(load(out / "tf-nd/best"), with_bos(language, torch.from_numpy(string)[None]))
     tokens = ["BOS", *(language.symbols[i] for i in string)]
     curves = {
         label: [(values["epoch"], values["cross_entropy_difference"]) for values in TrainingRun(out / name).metrics()]

@@ -142,7 +142,7 @@ class StackAttention(nn.Module, ABC):
                 Number of steps of each sequence. Later steps are padding: they are ignored, and their output is
                 meaningless.
             return_weights: also return the attention weights.
-            return_actions: also return the actions, as the operator takes them.
+            return_actions: also return the actions, see `actions`.
 
         Returns:
             The output (B, T, d_model), or a tuple of it with the weights, the actions, or both in this order. With
@@ -152,7 +152,7 @@ class StackAttention(nn.Module, ABC):
             ValueError, TypeError: wrong shape or dtype.
         """
         x = self._check(x, lengths)
-        logits, lengths = self._split_heads(self.to_actions(x)), self._repeat_lengths(lengths)
+        logits, lengths = self._action_logits(x), self._repeat_lengths(lengths)
         values = self._pushed(x)
         initial = self.initial_values(x.shape[0])
         if initial.shape[1]:
@@ -168,9 +168,30 @@ class StackAttention(nn.Module, ABC):
         if not (return_weights or return_actions):
             return y
         if return_actions:
-            parts = [self._per_head(action) for action in self.split_actions(logits)]
-            extras.append(tuple(parts) if len(parts) > 1 else parts[0])
+            actions = self._actions_per_head(logits)
+            extras.append(actions if len(actions) > 1 else actions[0])
         return (y, *extras)
+
+    def actions(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Compute the actions of each step, without attending to the stack.
+
+        Args:
+            x: (B, T, d_model)
+            lengths: (B,), optional
+                Number of steps of each sequence, as in `forward`.
+
+        Returns:
+            The arguments of the stack's operator, with shapes (B, T, ...); with several heads (B, heads, T, ...).
+
+        Raises:
+            ValueError, TypeError: wrong shape or dtype.
+
+        Examples::
+
+            layer = SuperpositionStackAttention(d_model=32)
+            (probabilities,) = layer.actions(x)                       # (B, T, 3)
+        """
+        return self._actions_per_head(self._action_logits(self._check(x, lengths)))
 
     def initial_state(self, batch_size: int) -> StackState:
         """Create the state before the first step."""
@@ -182,7 +203,7 @@ class StackAttention(nn.Module, ABC):
         if not isinstance(state, StackState) or not isinstance(state.stack, self.stack_type):
             found = type(state.stack if isinstance(state, StackState) else state).__name__
             raise TypeError(f"state: expected a state from this layer's initial_state or extend, got {found}")
-        logits = self._split_heads(self.to_actions(x))
+        logits = self._action_logits(x)
         weights, stack = self.extend_stack(state.stack, logits, self._repeat_lengths(lengths))
         values = torch.cat([state.values, self._pushed(x)], dim=1)
         y = self.to_output(self._join_heads(self.readings(weights, values)))
@@ -191,6 +212,12 @@ class StackAttention(nn.Module, ABC):
     def _check(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         check_vectors("x", x, self.to_actions.in_features, lengths)
         return without_padding(x, lengths)
+
+    def _action_logits(self, x: Tensor) -> Tensor:
+        return self._split_heads(self.to_actions(x))  # (B * heads, T, num_actions)
+
+    def _actions_per_head(self, logits: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._per_head(action) for action in self.split_actions(logits))
 
     def _pushed(self, x: Tensor) -> Tensor:
         return self._split_heads(PUSH_ACTIVATIONS[self.push_activation](self.to_values(x)))  # (B * heads, T, m)

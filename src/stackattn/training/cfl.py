@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from ..config import FieldError, kinds, require
 from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, is_grammar_file, training_sets
@@ -121,14 +121,10 @@ class CFLTask:
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Summed over the symbols of a string, averaged over strings."""
-        return negative_log_likelihood(model, batch, self._eos).sum() / len(batch)
-
-    @property
-    def _eos(self) -> int:
-        return len(self.language.symbols)
+        return negative_log_likelihood(model, self.language, batch).sum() / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        total = sum(negative_log_likelihood(model, x, self._eos).sum().item() for x in self._validation.values())
+        total = sum(negative_log_likelihood(model, self.language, x).sum().item() for x in self._validation.values())
         symbols = sum(x.numel() + len(x) for x in self._validation.values())
         found = total / symbols
         return {
@@ -141,13 +137,21 @@ class CFLTask:
         save(model, folder)
 
 
-def negative_log_likelihood(model: nn.Module, strings: Tensor, eos: int) -> Tensor:
+def with_bos(language: Language, strings: Tensor) -> Tensor:
+    """Prepend BOS, whose id follows those of the symbols: (B, n) -> (B, n + 1)."""
+    return pad(strings, (1, 0), value=len(language.symbols))
+
+
+def with_eos(language: Language, strings: Tensor) -> Tensor:
+    """Append EOS, which has the same id in outputs as BOS has in inputs: (B, n) -> (B, n + 1)."""
+    return pad(strings, (0, 1), value=len(language.symbols))
+
+
+def negative_log_likelihood(model: nn.Module, language: Language, strings: Tensor) -> Tensor:
     """(B, n) -> (B, n + 1): negative log-likelihood in nats of each symbol and of EOS, given the symbols before it."""
     strings = strings.to(next(model.parameters(), strings).device)
-    edge = strings.new_full((len(strings), 1), eos)  # the id of BOS and EOS
-    logits = model(torch.cat([edge, strings], dim=1))  # (B, n + 1, symbols and EOS)
-    targets = torch.cat([strings, edge], dim=1)
-    return cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    logits = model(with_bos(language, strings))  # (B, n + 1, symbols and EOS)
+    return cross_entropy(logits.transpose(1, 2), with_eos(language, strings), reduction="none")
 
 
 def by_length(data: Dataset) -> dict[int, Tensor]:
@@ -160,7 +164,8 @@ def by_length(data: Dataset) -> dict[int, Tensor]:
 
 def evaluate_by_length(
     model: nn.Module,
-    options: LanguageOptions,
+    language: Language,
+    training_lengths: tuple[int, int],
     lengths: tuple[int, int] | None = None,
     per_length: int = 100,
     seed: int = 0,
@@ -169,7 +174,8 @@ def evaluate_by_length(
 
     Args:
         model: a model of the language.
-        options: the language and the lengths of its training set.
+        language: the language of the test strings.
+        training_lengths: the range of lengths of the training set.
         lengths: the range of test lengths; default: the training lengths, with the maximum increased by a quarter.
         per_length: number of strings of each length.
         seed: seed for sampling the strings.
@@ -180,17 +186,16 @@ def evaluate_by_length(
     ln(number of lengths) / (length + 1).
     """
     model.eval()
-    made = options.make()
-    lengths = lengths or (options.lengths[0], options.lengths[1] * 5 // 4)
-    test = evaluation_set(made, seed, lengths, per_length)
+    lengths = lengths or (training_lengths[0], training_lengths[1] * 5 // 4)
+    test = evaluation_set(language, seed, lengths, per_length)
     bounds = test.lower_bounds_by_length()
-    trained = len(made.valid_lengths(*options.lengths))
+    trained = len(language.valid_lengths(*training_lengths))
     rows = []
     with torch.no_grad():
         for length, strings in by_length(test).items():
-            found = negative_log_likelihood(model, strings, len(made.symbols)).mean().item()
+            found = negative_log_likelihood(model, language, strings).mean().item()
             difference = found - bounds[length]
-            seen = options.lengths[0] <= length <= options.lengths[1]
+            seen = training_lengths[0] <= length <= training_lengths[1]
             floor = math.log(trained) / (length + 1)
             rows.append(
                 {
@@ -214,5 +219,5 @@ def evaluate_run(
     """Apply `evaluate_by_length` to the best model of a run; the result also has the checksum of the model."""
     options = config_of(CFLConfig, folder).language
     model = load(model_folder(folder)).to(find_device(device))
-    found = evaluate_by_length(model, options, lengths, per_length, seed)
+    found = evaluate_by_length(model, options.make(), options.lengths, lengths, per_length, seed)
     return {"model": TrainingRun(folder).model_checksum(), **found}
