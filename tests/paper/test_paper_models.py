@@ -71,6 +71,6 @@ def test_the_command_fails_if_a_count_differs(capsys, monkeypatch):
 
 
 def test_the_command_fails_if_a_model_differs(capsys, monkeypatch):
-    monkeypatch.setitem(paper.LANGUAGES, "dyck", paper.Language(5, 2))
+    monkeypatch.setitem(paper.LANGUAGES, "dyck", paper.LanguageSizes(5, 2))
     assert main(["params"]) == 1
     assert "36 of 42 are equal." in capsys.readouterr().out
