@@ -79,7 +79,7 @@ def test_errors_are_one_line(arguments, message, config, tmp_path, capsys):
 
 def test_evaluate_without_a_run(tmp_path, capsys):
     assert main(["cfl", "evaluate", str(tmp_path)]) == 2
-    assert f"is {tmp_path} the folder of a run?" in capsys.readouterr().err
+    assert f"check that {tmp_path} is the folder of a run" in capsys.readouterr().err
 
 
 def test_bars_on_a_terminal(config, tmp_path, capsys, monkeypatch):
