@@ -246,7 +246,7 @@ def test_opcheck():
     operator = torch.ops.stackattn.causal_attention.default
     torch.library.opcheck(operator, (x.requires_grad_(), lengths, seed, 2, 0.3))
     (first,) = torch.autograd.grad(operator(x, None, seed, 2, 0.3)[0].square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once more"):
+    with pytest.raises(RuntimeError, match="cannot differentiate its backward pass"):
         first.sum().backward()
 
 

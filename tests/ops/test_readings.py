@@ -253,8 +253,8 @@ def test_compile(stack, lengths):
 def test_opcheck(lengths):
     steps = torch.randn(2, 5, 2, 2, 10, dtype=torch.float64)
     values, grad = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(2, 5, 2, 2, 3, dtype=torch.float64)
-    torch.library.opcheck(torch.ops.stackattn.readings_backward.default, (grad, steps, values, lengths, "cpp"))
-    inputs = steps.requires_grad_(), values.requires_grad_(), lengths, "cpp"
+    torch.library.opcheck(torch.ops.stackattn.readings_backward.default, (grad, steps, values, lengths))
+    inputs = steps.requires_grad_(), values.requires_grad_(), lengths
     torch.library.opcheck(torch.ops.stackattn.readings.default, inputs)
 
 

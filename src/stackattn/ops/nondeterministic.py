@@ -134,7 +134,7 @@ def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
 
 
 @_op.gradient
-def _(inputs, memory, backend, grad):
+def _(inputs, memory, grad, backend):
     return _op_backward(grad, *inputs, *memory, backend)
 
 

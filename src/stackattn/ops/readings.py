@@ -142,7 +142,7 @@ def _readings(steps: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
         lengths = checks.copy_lengths(lengths, steps.shape[1])
         keep = torch.is_grad_enabled() and (steps.requires_grad or values.requires_grad)
         return _Readings.apply(steps, values, lengths, keep)  # pyright: ignore[reportReturnType]
-    return _op(steps, values, lengths, "cpp")
+    return _op(steps, values, lengths)
 
 
 def _chart_memory() -> int:
@@ -162,17 +162,15 @@ class _Readings(torch.autograd.Function):
         kept = native.kept_charts(steps, values, _chart_memory()) if keep else None
         ctx.lengths = lengths
         ctx.save_for_backward(steps, values, kept)
-        return native.readings(steps, values, lengths, kept, superposition=steps.dim() == 3)
+        return native.readings(steps, values, lengths, kept)
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         steps, values, kept = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            superposition = steps.dim() == 3
-            grads = native.readings_backward(grad, steps, values, ctx.lengths, kept, superposition=superposition)
-            return *grads, None, None
+            return *native.readings_backward(grad, steps, values, ctx.lengths, kept), None, None
         # A graph of the gradients is wanted, for a second derivative.
-        if steps.dim() == 3:
+        if native.is_superposition(steps):
             readings = superposition_readings(steps, values, ctx.lengths, backend="reference")
         else:
             transitions = split_transitions(steps)
@@ -183,39 +181,38 @@ class _Readings(torch.autograd.Function):
 
 
 # For torch.compile and torch.func. Charts are not kept.
-_op = Operator("readings", "(Tensor steps, Tensor values, Tensor? lengths, str backend) -> Tensor")
+_op = Operator("readings", "(Tensor steps, Tensor values, Tensor? lengths) -> Tensor")
 _op_backward = Operator(
-    "readings_backward",
-    "(Tensor grad, Tensor steps, Tensor values, Tensor? lengths, str backend) -> (Tensor, Tensor)",
+    "readings_backward", "(Tensor grad, Tensor steps, Tensor values, Tensor? lengths) -> (Tensor, Tensor)"
 )
 
 
 @_op.implementation
-def _(steps, values, lengths, backend):
+def _(steps, values, lengths):
     checks.check_lengths(lengths, steps)  # a graph may call the operator directly
     lengths = checks.copy_lengths(lengths, steps.shape[1])
-    return native.readings(steps, values, lengths, None, superposition=steps.dim() == 3)
+    return native.readings(steps, values, lengths, None)
 
 
 @_op_backward.implementation
-def _(grad, steps, values, lengths, backend):
+def _(grad, steps, values, lengths):
     lengths = checks.copy_lengths(lengths, steps.shape[1])
-    return native.readings_backward(grad, steps, values, lengths, None, superposition=steps.dim() == 3)
+    return native.readings_backward(grad, steps, values, lengths, None)
 
 
 @_op.fake
-def _(steps, values, lengths, backend):
-    return steps.new_empty(*(steps.shape[:2] if steps.dim() == 3 else steps.shape[:4]), values.shape[2])
+def _(steps, values, lengths):
+    return steps.new_empty(native.readings_shape(steps, values))
 
 
 @_op_backward.fake
-def _(grad, steps, values, lengths, backend):
+def _(grad, steps, values, lengths):
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (steps, values))
 
 
 @_op.gradient
-def _(inputs, memory, backend, grad):
-    return _op_backward(grad, *inputs, backend)
+def _(inputs, memory, grad):
+    return _op_backward(grad, *inputs)
 
 
 _op_backward.without_gradient(NO_SECOND_DERIVATIVES)

@@ -1,8 +1,8 @@
 """Registration of operators with PyTorch, for autograd, torch.compile and torch.func.vmap.
 
-An operator takes tensors, of which the last one (`lengths`) may be None, and the name of a backend. It is defined with
-`torch.library.Library`, because the first call of a `torch.library.custom_op` imports the compiler, which takes two
-seconds.
+An operator takes tensors, the last of which (`lengths`) may be None, and then options such as the name of a backend.
+It is defined with `torch.library.Library`, because the first call of a `torch.library.custom_op` imports the compiler,
+which takes two seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Operator:
         self._name = f"stackattn::{name}"
         _library.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
         self._call = getattr(torch.ops.stackattn, name).default
+        arguments = self._call._schema.arguments
+        self._tensors = [x.name for x in arguments if str(x.type) in ("Tensor", "Optional[Tensor]")]
 
     def __call__(self, *args):
         # torch.func transforms do not support the autograd formulas of torch.library, but those of autograd.Function.
@@ -39,23 +41,25 @@ class Operator:
         torch.library.register_fake(self._name, function, lib=_library)
 
     def gradient(self, function: Callable) -> None:
-        """Register `function(input tensors, memory, backend, grad)`: the gradients of all tensors except `lengths`.
+        """Register `function(input tensors, memory, grad, *options)`: the gradients of all tensors except `lengths`.
 
         `grad` is the gradient of the first result; the other results are `memory`, which only the backward pass uses.
         """
 
+        count = len(self._tensors)
+
         def setup_context(ctx, inputs, output):
-            *tensors, ctx.backend = inputs
+            tensors, ctx.options = inputs[:count], inputs[count:]
             memory = output[1:] if isinstance(output, tuple) else ()
             ctx.mark_non_differentiable(*memory)
-            ctx.inputs = len(tensors)
             # A copy: autograd does not detect that a caller overwrites `lengths` through NumPy.
             lengths = tensors[-1] if tensors[-1] is None else tensors[-1].clone()
             ctx.save_for_backward(*tensors[:-1], lengths, *memory)
 
         def backward(ctx, grad, *_):
             saved = ctx.saved_tensors  # accessed once: gradient checkpointing recomputes them each time
-            return *function(saved[: ctx.inputs], saved[ctx.inputs :], ctx.backend, grad), None, None
+            grads = function(saved[:count], saved[count:], grad, *ctx.options)
+            return *grads, None, *(None for _ in ctx.options)
 
         self._register_autograd(setup_context, backward)
 
@@ -80,7 +84,7 @@ class Operator:
         self._function: Any = type(self._name, (torch.autograd.Function,), members)
 
     def batched(self, function: Callable) -> None:
-        """Register `function(tensors, size, backend)`, where an extra axis of that size is folded into the first axis.
+        """Register `function(tensors, size, *options)`, where an extra axis of that size is folded into the first axis.
 
         `memory` is not passed, because only the backend knows its layout.
         """
@@ -91,19 +95,19 @@ class Operator:
         """Register the batching rule of an operator without `memory`: call it once on the folded tensors."""
 
         @self.batched
-        def _(tensors, size, backend):
-            results = self(*tensors, backend)
+        def _(tensors, size, *options):
+            results = self(*tensors, *options)
             if isinstance(results, torch.Tensor):
                 return results.unflatten(0, (size, -1)), 0
             return tuple(x.unflatten(0, (size, -1)) for x in results), (0,) * len(results)
 
     def _vmap(self, info, in_dims, *args):
-        folded = []
-        for argument, x, dim in zip(self._call._schema.arguments[:-1], args[:-1], in_dims[:-1], strict=True):
-            if argument.name == "memory":
+        folded, count = [], len(self._tensors)
+        for name, x, dim in zip(self._tensors, args[:count], in_dims[:count], strict=True):
+            if name == "memory":
                 continue
             if x is not None:
                 x = x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
                 x = x.flatten(0, 1)
             folded.append(x)
-        return self._batched(folded, info.batch_size, args[-1])
+        return self._batched(folded, info.batch_size, *args[count:])

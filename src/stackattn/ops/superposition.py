@@ -99,7 +99,7 @@ def _(grad, actions, lengths, backend):
 
 
 @_op.gradient
-def _(inputs, memory, backend, grad):
+def _(inputs, memory, grad, backend):
     return (_op_backward(grad, *inputs, backend),)
 
 

@@ -136,36 +136,47 @@ def _state_call(name: str, extension: Extension, data: Tensor, *tensors: Tensor 
     return _call(name, arguments, extension.lengths, data, extension.before, superposition, *tensors)
 
 
+def is_superposition(steps: Tensor) -> bool:
+    """Whether steps are actions (B, T, 3), not transitions (B, T, Q, S, Q S + Q S + Q)."""
+    return steps.dim() == 3
+
+
+def readings_shape(steps: Tensor, values: Tensor) -> tuple[int, ...]:
+    """(B, T, m) or (B, T, Q, S, m)"""
+    return *steps.shape[: 2 if is_superposition(steps) else 4], values.shape[2]
+
+
 def kept_charts(steps: Tensor, values: Tensor, limit: int) -> Tensor | None:
     """Memory for the charts of `readings`, or None if they would need more than `limit` bytes."""
     assert kernel is not None
     B, T = steps.shape[:2]
-    Q, S = steps.shape[2:4] if steps.dim() == 5 else (1, 1)
+    Q, S = (1, 1) if is_superposition(steps) else steps.shape[2:4]
     size = kernel.kept_size(Q, S, T, values.shape[2])
     return empty_states(B, size) if 8 * B * size <= limit else None
 
 
-def readings(
-    steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None, *, superposition: bool
-) -> Tensor:
+def readings(steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None) -> Tensor:
     """Stack readings; the charts of the forward pass are stored in `kept` for `readings_backward`."""
-    B, T = steps.shape[:2]
     wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
-    shape = (B, T, values.shape[2]) if superposition else (*steps.shape[:4], values.shape[2])
-    result = wide.new_empty(shape)
-    arguments = _ACTIONS if superposition else _TRANSITIONS
-    _call("readings", arguments, lengths, wide, vectors, superposition, kept, result)
+    result = wide.new_empty(readings_shape(steps, values))
+    _readings_call("readings", lengths, wide, vectors, kept, result)
     return result.to(steps.dtype)
 
 
 def readings_backward(
-    grad: Tensor, steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None, *, superposition: bool
+    grad: Tensor, steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of steps and values; without `kept`, the charts are computed again."""
     wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
     grad_steps, grad_values = torch.empty_like(wide), torch.empty_like(vectors)
-    arguments = _ACTIONS if superposition else _TRANSITIONS
     kept = None if kept is None else _aligned(kept)
     grads = _readable(grad.to(steps.dtype)), grad_steps, grad_values
-    _call("readings_backward", arguments, lengths, wide, vectors, superposition, kept, *grads)
+    _readings_call("readings_backward", lengths, wide, vectors, kept, *grads)
     return grad_steps.to(steps.dtype), grad_values.to(values.dtype)
+
+
+def _readings_call(
+    name: str, lengths: Tensor | None, steps: Tensor, values: Tensor, kept: Tensor | None, *tensors: Tensor
+) -> None:
+    superposition = is_superposition(steps)
+    _call(name, _ACTIONS if superposition else _TRANSITIONS, lengths, steps, values, superposition, kept, *tensors)
