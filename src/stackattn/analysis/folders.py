@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +29,9 @@ class RunFolder:
     """Path relative to the folder under study; for a single run, the name of its folder."""
     config: CFLConfig
     metrics: list[dict[str, Any]]
-    state: str
+    best: dict[str, Any] | None
+    """The evaluation with the best score."""
+    ending: str
     """How the run ended, or "not finished"."""
     without_model: str
     """Why there is no best model; empty if there is one."""
@@ -41,21 +42,22 @@ class RunFolder:
     def read(cls, folder: Path, name: str) -> RunFolder:
         """Read everything but the model. Raises RunError, ValueError or OSError if a file is missing or damaged."""
         run = TrainingRun(folder)
-        if "format_version" in run.config():
+        values = run.config()
+        if "format_version" in values:
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
-        if not _is_cfl(folder):
+        if "language" not in values:
             raise RunError(f"{folder}: expected a run of `stackattn cfl`; other runs cannot be analysed")
-        config = config_of(CFLConfig, folder)
+        config = config_of(CFLConfig, folder, values)
         metrics = run.metrics()
         for number, row in enumerate(metrics, 1):
             if row.get("cross_entropy_difference") is None:
                 raise RunError(f"{folder / 'metrics.jsonl'}, line {number}: missing key 'cross_entropy_difference'")
         stopped = run.result()["stopped"] if run.finished else "not finished"
-        state = "all epochs done" if stopped == "max_epochs" else stopped
+        ending = "all epochs done" if stopped == "max_epochs" else stopped
         test = run.test()
         if test is not None and "per_length" not in test:
             raise RunError(f"{folder / 'test.json'}: missing key 'per_length'")
-        return cls(folder, name, config, metrics, state, run.without_model, test)
+        return cls(folder, name, config, metrics, run.best_evaluation(), ending, run.without_model, test)
 
     @cached_property
     def language(self) -> Language:
@@ -89,13 +91,7 @@ class RunFolder:
         kinds = {spec.kind for spec in specs if isinstance(spec, StackSpec)}
         return "+".join([base, *(kind.abbreviation for name, kind in STACK_KINDS.items() if name in kinds)])
 
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """The evaluation with the best score."""
-        finite = [values for values in self.metrics if math.isfinite(values["score"])]
-        return min(finite, key=lambda values: values["score"]) if finite else None
-
-    def test(self, per_length: int) -> dict[str, Any]:
+    def test_by_length(self, per_length: int) -> dict[str, Any]:
         """Results by length: the saved ones, or new ones on `per_length` strings of each length."""
         if self.saved_test:
             return self.saved_test

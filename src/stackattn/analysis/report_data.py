@@ -96,7 +96,7 @@ def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
         "parameters": "" if studied.parameters is None else f"{studied.parameters:,}",
         "learning rate": f"{run.config.training.learning_rate:.2g}",
         "minutes": f"{run.metrics[-1]['seconds'] / 60:.1f}" if run.metrics else "",
-        "state": ", ".join(filter(None, [run.state, run.without_model])),
+        "state": ", ".join(filter(None, [run.ending, run.without_model])),
     }
     if best is not None:
         values |= {"difference": f"{best['cross_entropy_difference']:.4f}", "epoch": str(best["epoch"])}
@@ -145,12 +145,12 @@ def _tiles(studied: StudiedRun) -> list[list[str]]:
     if studied.parameters is not None:
         tiles.append(["Parameters", f"{studied.parameters:,}", run.layers])
     if run.metrics:
-        tiles.append(["Minutes of training", f"{run.metrics[-1]['seconds'] / 60:.1f}", run.state])
+        tiles.append(["Minutes of training", f"{run.metrics[-1]['seconds'] / 60:.1f}", run.ending])
     return tiles
 
 
 def _sweep_tiles(study: Study) -> list[list[str]]:
-    finished = sum(studied.run.state != "not finished" for studied in study.runs)
+    finished = sum(studied.run.ending != "not finished" for studied in study.runs)
     tiles = [["Runs", str(len(study.runs)), f"{finished} finished"]]
     for task in dict.fromkeys(study.task_name(studied.run) for studied in study.runs):
         run = study.best_on(task)

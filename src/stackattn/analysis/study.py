@@ -138,7 +138,7 @@ def study(
     for studied, strings in zip(best, selected, strict=True):
         run = studied.run
         progress(f"{run.label} on {run.language.name}: {run.name}")
-        studied.test = run.test(TEST_STRINGS)
+        studied.test = run.test_by_length(TEST_STRINGS)
         lengths = run.config.language.lengths
         studied.strings = [
             trace_string(run.model, run.language, lengths, string, names=studied.stacks, seed=seed)

@@ -81,11 +81,14 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
         raise ConfigError(f"{section}: {error}") from error
 
 
-def config_of(cls: type[T], folder: str | Path) -> T:
-    """Read the configuration of a run; raise ConfigError if it is not a configuration of class `cls`."""
+def config_of(cls: type[T], folder: str | Path, values: dict[str, Any] | None = None) -> T:
+    """Read the configuration of a run; raise ConfigError if it is not a configuration of class `cls`.
+
+    `values` is the result of `TrainingRun.config`, if the caller has read it already.
+    """
     run = TrainingRun(folder)
     try:
-        return from_values(cls, run.config(), source=str(run.folder / "config.json"))
+        return from_values(cls, run.config() if values is None else values, source=str(run.folder / "config.json"))
     except ConfigError as error:
         raise ConfigError(f"{error} (does the run belong to another command?)") from None
 

@@ -180,6 +180,11 @@ class TrainingRun:
         """The evaluations; empty before the first one."""
         return read_metrics(self.folder / METRICS)
 
+    def best_evaluation(self) -> dict[str, Any] | None:
+        """The first evaluation with the lowest score; None if no score is finite."""
+        finite = (values for values in self.metrics() if math.isfinite(values["score"]))
+        return min(finite, key=lambda values: values["score"], default=None)
+
     def state(self) -> dict[str, Any] | None:
         """The counters of the last checkpoint, or None if there is none."""
         return read_state(self.folder)

@@ -206,11 +206,10 @@ def best_of(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]] | None:
     found = []
     for folder in folders:
         try:
-            metrics = [values for values in TrainingRun(folder).metrics() if math.isfinite(values["score"])]
+            best = TrainingRun(folder).best_evaluation()
         except RunError as error:
             log.warning(f"{error}; the run is skipped")
             continue
-        if metrics:
-            best = min(metrics, key=lambda values: values["score"])
+        if best is not None:
             found.append((headline(best)[1], folder, best))
     return min(found, key=lambda item: item[0])[1:] if found else None
