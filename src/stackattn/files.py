@@ -45,17 +45,45 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     Example:
         >>> write_atomically(Path("a.txt"), lambda partial: partial.write_text("hello"))  # doctest: +SKIP
     """
-    partial = _partial(path)
+    write_together({path: write})
+
+
+def write_together(writes: Mapping[Path, Callable[[Path], None]]) -> None:
+    """Write several files of one folder so that the last one never appears with old versions of the others.
+
+    All files are written under temporary names before any of them is renamed, so that a full disk changes nothing. They
+    are then renamed in order. If the content of the last file changes, its old version is removed first: after an
+    interruption, the folder contains the old files, the new files, or no last file.
+
+    Args:
+        writes: for each path, a function that writes the file, see `write_atomically`.
+
+    Raises:
+        OSError: a file cannot be written. The message names its path.
+
+    Example:
+        >>> write_together({folder / "data": write_data, folder / "index.json": write_index})  # doctest: +SKIP
+    """
+    partials = {path: _partial(path) for path in writes}
+    *first, last = writes
     try:
-        with _named(path):
-            mode = _create(partial)
-            write(partial)
-            partial.chmod(mode)  # safetensors replaces the file by one of mode 0600
-            _flush(partial)
-            os.replace(partial, path)
-            _flush(path.parent)
+        for path, write in writes.items():
+            with _named(path):
+                mode = _create(partials[path])
+                write(partials[path])
+                partials[path].chmod(mode)  # safetensors replaces the file by one of mode 0600
+                _flush(partials[path])
+        if first and last.exists() and last.read_bytes() != partials[last].read_bytes():
+            with _named(last):
+                last.unlink()
+                _flush(last.parent)
+        for path, partial in partials.items():
+            with _named(path):
+                os.replace(partial, path)
+                _flush(path.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -65,11 +93,16 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write bytes with `write_atomically`."""
+    write_atomically(path, bytes_writer(content))
+
+
+def bytes_writer(content: bytes) -> Callable[[Path], None]:
+    """Return a function that writes bytes to a path, for `write_together`."""
 
     def write(partial: Path) -> None:
         partial.write_bytes(content)
 
-    write_atomically(path, write)
+    return write
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -79,20 +112,25 @@ def write_json(path: Path, values: Any) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Write tensors as a safetensors file with `write_atomically`; they are copied to the CPU if necessary."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    write_atomically(path, tensors_writer(tensors))
 
+
+def tensors_writer(tensors: Mapping[str, Any], metadata: dict[str, str] | None = None) -> Callable[[Path], None]:
+    """Return a function that writes a safetensors file, for `write_together`; `metadata` is stored in its header."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def write(partial: Path) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
         try:
-            save_file(contiguous, partial)
+            save_file(contiguous, partial, metadata)
         except SafetensorError as error:
             found = re.search(r"os error (\d+)", str(error))
             number = int(found[1]) if found else errno.EIO
-            raise OSError(number, os.strerror(number) if found else str(error), str(path)) from error
+            raise OSError(number, os.strerror(number) if found else str(error)) from error
 
-    write_atomically(path, write)
+    return write
 
 
 def append_line(path: Path, line: str) -> None:

@@ -1,11 +1,13 @@
 """Saving and loading models: a folder with `config.json` (the configuration) and `model.safetensors` (the parameters).
 
-Loading a model does not execute code from its files.
+Loading a model does not execute code from its files. The header of `model.safetensors` has a checksum of the tensors,
+which is verified on load; files without one, written by earlier versions, are accepted.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -18,10 +20,12 @@ from torch import Tensor, nn
 from .. import __version__
 from ..compatibility import MODEL_FORMAT, upgrade_model_config, upgrade_tensor_name
 from ..config import from_values, to_values
-from ..files import write_atomically, write_text
+from ..files import bytes_writer, tensors_writer, write_together
+from ..lines import read_json_object
 from .building import MODELS
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
+CHECKSUM = "checksum"  # key in the header of the tensor file
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class SavedConfig:
 def save(model: nn.Module, folder: str | Path) -> Path:
     """Save a model in a folder, which is created if necessary.
 
-    If the call is interrupted, the folder contains the old model, the new model, or no `config.json`. Other files in
-    the folder are not changed.
+    If the call is interrupted, the folder contains the old model, the new model, or no `config.json`. If the disk is
+    full, the old model is kept. Other files in the folder are not changed.
 
     Args:
         model: a `TransformerLM`, `Seq2SeqTransformer` or `LSTMLM`, possibly compiled.
@@ -53,14 +57,13 @@ def save(model: nn.Module, folder: str | Path) -> Path:
 
     Raises:
         ValueError: another kind of model, or parameters of several dtypes.
+        OSError: a file cannot be written; the message names it.
 
     Examples::
 
         save(model, "models/reversal")
         model = load("models/reversal")
     """
-    from safetensors.torch import save_file
-
     model = getattr(model, "_orig_mod", model)  # unwrap a compiled model
     kind = type(model).__name__
     if kind not in MODELS or type(model) is not MODELS[kind][1]:
@@ -73,15 +76,12 @@ def save(model: nn.Module, folder: str | Path) -> Path:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = folder / CONFIG
-
-    def write_tensors(path: Path) -> None:
-        save_file(tensors, path)
-        if config.exists() and config.read_bytes() != text.encode():
-            config.unlink()  # otherwise an interrupted save could leave the old config with the new tensors
-
-    write_atomically(folder / TENSORS, write_tensors)
-    write_text(config, text)
+    write_together(
+        {
+            folder / TENSORS: tensors_writer(tensors, {CHECKSUM: _checksum(tensors)}),
+            folder / CONFIG: bytes_writer(text.encode()),
+        }
+    )
     return folder
 
 
@@ -120,13 +120,7 @@ def load(folder: str | Path) -> nn.Module:
 
 
 def _read_config(path: Path) -> tuple[SavedConfig, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        keys = ", ".join(field.name for field in fields(SavedConfig))
-        raise ValueError(f"{path}: expected an object with the keys {keys}, got {type(values).__name__}")
+    values = read_json_object(path)
     saved = from_values(SavedConfig, values, source=str(path))
     if not 1 <= saved.format_version <= MODEL_FORMAT:
         raise ValueError(
@@ -168,9 +162,22 @@ def _read_tensors(path: Path, expected: Mapping[str, Tensor], upgrade: Callable[
             slices = {name: file.get_slice(old) for name, old in stored.items()}
             found = {name: _TensorInfo(list(x.get_shape()), x.get_dtype()) for name, x in slices.items()}
             _check_tensors(path, found, expected)
-            return {name: file.get_tensor(stored[name]) for name in expected}
+            metadata = file.metadata() or {}
+            tensors = {stored[name]: file.get_tensor(stored[name]) for name in expected}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: not a safetensors file, or damaged: {error}") from error
+    if metadata.get(CHECKSUM) not in (None, _checksum(tensors)):
+        raise ValueError(f"{path}: damaged: the tensors do not match the checksum in the header of the file")
+    return {name: tensors[stored[name]] for name in expected}
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the names, dtypes, shapes and values of contiguous tensors on the CPU."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def _check_tensors(path: Path, found: Mapping[str, _TensorInfo], expected: Mapping[str, Tensor]) -> None:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..compatibility import upgrade_run_config
@@ -134,9 +133,8 @@ class TrainingRun:
             raise RunError(f"{self.folder}: the folder was deleted or replaced during training; training has stopped")
         try:
             yield
-        except (OSError, SafetensorError) as error:
-            path = getattr(error, "filename", None) or self.folder
-            reason = getattr(error, "strerror", None) or error
+        except OSError as error:
+            path, reason = error.filename or self.folder, error.strerror or error
             kept = "; free some space or fix the folder, then pass --resume to continue from the last checkpoint"
             raise RunError(f"{path}: cannot write: {reason}{kept if (self.folder / STATE).exists() else ''}") from error
 
