@@ -55,7 +55,7 @@ def test_figure_2(task, model, count):
         assert config.model.push_activation == "published"
     else:
         assert config.model.stack_init == "uniform"
-    built = cfl.build_model(config, len(config.language.make().symbols))
+    built = cfl.build_cfl_model(config, len(config.language.make().symbols))
     assert sum(x.numel() for x in built.parameters()) == count
 
 
@@ -65,7 +65,7 @@ def test_table_2(model, count, published):
     config = load(f"table-2/ptb/{model}", None if published else "paper")
     vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
     with torch.device("meta"):
-        assert sum(x.numel() for x in lm.build_model(config, vocabulary).parameters()) == count
+        assert sum(x.numel() for x in lm.build_lm_model(config, vocabulary).parameters()) == count
     assert vocabulary.output_size == 23833
     assert config.data.batch_tokens_range == (128, 512)
     training = config.training
@@ -87,7 +87,7 @@ def test_table_3(tier, model, count):
 
     config = load(f"table-3/{tier}/{model}")
     with torch.device("meta"):
-        built = mt.build_model(config, Tokenizer())
+        built = mt.build_mt_model(config, Tokenizer())
     assert count_parameters(built.config) == count
     training = config.training
     assert (training.learning_rates, training.evaluate_every) == ((1e-5, 1e-3), 50_000)

@@ -8,7 +8,7 @@ from runs import MODELS, tiny
 from torch import nn
 
 from stackattn.languages import get_language
-from stackattn.training.cfl import CFLTask, build_model, evaluate_by_length
+from stackattn.training.cfl import CFLTask, build_cfl_model, evaluate_by_length
 
 
 class Fixed(nn.Module):
@@ -126,6 +126,6 @@ def test_seeds_determine_data_and_order():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_seeds_determine_the_initial_parameters(model):
-    first, again, other = (build_model(tiny(model, init_seed=seed), 2).state_dict() for seed in (1, 1, 2))
+    first, again, other = (build_cfl_model(tiny(model, init_seed=seed), 2).state_dict() for seed in (1, 1, 2))
     assert same(first.values(), again.values())
     assert not same(first.values(), other.values())

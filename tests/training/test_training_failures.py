@@ -9,7 +9,7 @@ import pytest
 import torch
 from runs import Killed, Stopper, lines, outcome, processes, stop, tiny
 
-from stackattn.training import ConfigError, RunError, run_experiment
+from stackattn.training import ConfigError, RunError, loop, run_experiment
 from stackattn.training.cfl import CFLTask
 
 
@@ -23,19 +23,27 @@ def test_an_invalid_configuration_creates_no_folder(changes, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_nan_loss(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("call", "seconds", "message"),
+    [
+        (9, 300, r"epoch 2, batch 3; .*last contains the last checkpoint"),
+        (3, 300, r"epoch 1, batch 3; .*there is no checkpoint yet"),
+        (3, 0, r"epoch 1, batch 3; .*last contains the last checkpoint"),
+    ],
+)
+def test_nan_loss(call, seconds, message, tmp_path, monkeypatch):
     real, calls = CFLTask.loss, 0
 
     def loss(self, model, batch):
         nonlocal calls
         calls += 1
-        return real(self, model, batch) * (float("nan") if calls == 9 else 1)
+        return real(self, model, batch) * (float("nan") if calls == call else 1)
 
     monkeypatch.setattr(CFLTask, "loss", loss)
-    message = "expected a finite loss, got nan at epoch 2, batch 3; try a lower learning rate "
-    message += r"\(.*last contains the checkpoint of evaluation 1\)"
-    with pytest.raises(RunError, match=message):
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", seconds)
+    with pytest.raises(RunError, match=f"expected a finite loss, got nan at {message}") as error:
         run_experiment(tiny(), tmp_path / "run")
+    assert "try a lower learning rate" in str(error.value)
     monkeypatch.undo()
     run_experiment(tiny(), tmp_path / "run", resume=True)
     run_experiment(tiny(), tmp_path / "whole")

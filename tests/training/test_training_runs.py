@@ -17,6 +17,7 @@ from runs import MODELS, Killed, Stopper, lines, outcome, processes, stop, tiny,
 
 from stackattn.models import TransformerLM, TransformerLMConfig
 from stackattn.training import RunError, TrainingRun, loop, run_experiment
+from stackattn.training.checkpoint import load_checkpoint, save_checkpoint
 
 
 def test_seeds_determine_the_run(tmp_path):
@@ -241,6 +242,21 @@ def test_a_run_is_locked(tmp_path):
     assert lines(tmp_path) == 3
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_another_process_finishes_before_the_lock_is_taken(resume, tmp_path, monkeypatch):
+    take_lock = TrainingRun._take_lock
+
+    def train_first(run):
+        monkeypatch.setattr(TrainingRun, "_take_lock", take_lock)
+        run_experiment(tiny(), tmp_path / "run")
+        take_lock(run)
+
+    monkeypatch.setattr(TrainingRun, "_take_lock", train_first)
+    with pytest.raises(RunError, match="this run is finished"):
+        run_experiment(tiny(), tmp_path / "run", resume=resume)
+    assert lines(tmp_path / "run") == 3
+
+
 def test_checkpoints_of_tied_models(tmp_path):
     def make(seed):
         torch.manual_seed(seed)
@@ -251,9 +267,9 @@ def test_checkpoints_of_tied_models(tmp_path):
     model(torch.tensor([[0, 1]])).sum().backward()
     optimizer.step()
     (tmp_path / "last").mkdir()
-    TrainingRun(tmp_path).save_checkpoint(model, optimizer, {"progress": {"examples": 1}}, [torch.get_rng_state()])
+    save_checkpoint(tmp_path, model, optimizer, {"progress": {"examples": 1}}, [torch.get_rng_state()])
     other, other_optimizer = make(1)
-    TrainingRun(tmp_path).load_checkpoint(other, other_optimizer, {"tensors": "000000001.safetensors"})
+    load_checkpoint(tmp_path, other, other_optimizer, {"tensors": "000000001.safetensors"})
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         for name, value in optimizer.state[a].items():

@@ -5,7 +5,8 @@ such as torch, are inside `run`, so that `--help` is fast.
 
 Commands:
 
-- `demo`, `analyse`, `cfl`, `lm` (with `lm_prepare`), `mt`, `language`, `params`, `config`, `reproduce`
+- `demo`, `analyse`, `cfl`, `lm` (with `lm_prepare`), `mt` (with `mt_prepare`), `language`, `params`, `config`,
+  `reproduce`
 
 Shared by the commands:
 

@@ -17,8 +17,7 @@ from torch.nn.functional import cross_entropy, pad
 from ..config import FieldError, kinds, require
 from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, is_grammar_file, training_sets
 from ..lines import read_text
-from ..models import LSTMLM, LSTMArchitecture, TransformerArchitecture, TransformerLM
-from ..models import build_model as build
+from ..models import LSTMLM, LSTMArchitecture, TransformerArchitecture, TransformerLM, build_model
 from ..models.saving import load, save
 from .experiment import config_of, in_section, model_folder, perplexity
 from .options import TrainingConfig
@@ -76,19 +75,19 @@ class CFLConfig:
 
     def make(self) -> tuple[CFLTask, TransformerLM | LSTMLM]:
         task = in_section("language", CFLTask, self)
-        return task, in_section("model", build_model, self, len(task.language.symbols))
+        return task, in_section("model", build_cfl_model, self, len(task.language.symbols))
 
     def redraw(self, seed: int) -> CFLConfig:
         return replace(self, language=replace(self.language, seed=seed))
 
 
-def build_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
+def build_cfl_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
     """Return the untrained model of a configuration.
 
     Token ids are those of the symbols, followed by one id that is BOS in inputs and EOS in outputs.
     """
     torch.manual_seed(config.training.init_seed)
-    return build(config.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
+    return build_model(config.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
 
 class CFLTask:

@@ -85,7 +85,7 @@ class LMConfig:
 
     def make(self) -> tuple[LMTask, TransformerLM]:
         task = in_section("data", LMTask, self.data)
-        return task, in_section("model", build_model, self, task.tokenizer)
+        return task, in_section("model", build_lm_model, self, task.tokenizer)
 
     def redraw(self, seed: int) -> LMConfig:
         """Return the configuration with a batch size drawn from `batch_tokens_range`; the corpus stays the same."""
@@ -93,7 +93,7 @@ class LMConfig:
         return replace(self, data=replace(self.data, batch_tokens=tokens))
 
 
-def build_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
+def build_lm_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
     """Return the untrained model of a configuration."""
     torch.manual_seed(config.training.init_seed)
     return TransformerLM(config.model.for_vocabulary(vocabulary.input_size, vocabulary.output_size))

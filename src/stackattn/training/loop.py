@@ -12,10 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .checkpoint import load_checkpoint, save_checkpoint
 from .environment import peak_memory
 from .options import TrainingConfig
 from .processes import Processes, autocast
 from .run import RunError, TrainingRun
+from .run_files import STATE
 from .schedule import EarlyStopping, plateau_scheduler
 
 CHECKPOINT_SECONDS = 300.0  # longest time between two checkpoints
@@ -100,7 +102,7 @@ def train(
         `stopped` (the reason), `best` (an evaluation), `evaluations` and, if training has ended, `seconds`.
     """
     training = _Training(model, task, config, run, callback, processes or Processes())
-    training.restore(state)
+    training.begin(state)
     return training.go(math.inf if deadline is None else deadline)
 
 
@@ -122,14 +124,14 @@ class _Training:
         self.stopping = EarlyStopping(config.stop_patience)
         self.progress = Progress()
 
-    def restore(self, state: dict[str, Any] | None) -> None:
+    def begin(self, state: dict[str, Any] | None) -> None:
         rank = self.processes.rank
         torch.manual_seed((self.config.shuffle_seed + rank * 1_000_000_007) % 2**63)  # dropout differs by process
         if state is not None:
             self.plateau.best, self.plateau.num_bad_epochs = state["plateau"]["best"], state["plateau"]["bad"]
             self.stopping.best, self.stopping.bad = state["stopping"]["best"], state["stopping"]["bad"]
             self.progress = Progress(**state["progress"])
-            self.run.load_checkpoint(self.model, self.optimizer, state, rank)
+            load_checkpoint(self.run.folder, self.model, self.optimizer, state, rank)
             self.rate = state["learning_rate"]
         self.began = time.monotonic() - self.progress.seconds
         self.saved = time.monotonic()
@@ -265,13 +267,13 @@ class _Training:
         random_states = self.processes.random_states()
         if self.processes.first:
             with self.run.writing():
-                self.run.save_checkpoint(self.model, self.optimizer, state, random_states)
+                save_checkpoint(self.run.folder, self.model, self.optimizer, state, random_states)
         self.saved = time.monotonic()
 
     def _not_finite(self, value: float) -> str:
         at = self.progress
-        last = f"{self.run.folder / 'last'} contains the checkpoint of evaluation {at.evaluations}"
-        kept = last if at.evaluations else "there is no checkpoint yet"
+        state = self.run.folder / STATE
+        kept = f"{state.parent} contains the last checkpoint" if state.exists() else "there is no checkpoint yet"
         where = f"epoch {at.epoch + 1}, batch {at.batch + 1}"
         return f"{self.run.folder}: expected a finite loss, got {value} at {where}; try a lower learning rate ({kept})"
 

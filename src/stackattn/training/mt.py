@@ -59,14 +59,14 @@ class MTConfig:
 
     def make(self) -> tuple[MTTask, Seq2SeqTransformer]:
         task = in_section("data", MTTask, self.data)
-        return task, in_section("model", build_model, self, task.tokenizer)
+        return task, in_section("model", build_mt_model, self, task.tokenizer)
 
     def redraw(self, seed: int) -> MTConfig:
         """Return the configuration unchanged: nothing is drawn besides the batch order, which has its own seed."""
         return self
 
 
-def build_model(config: MTConfig, tokenizer: PieceTokenizer) -> Seq2SeqTransformer:
+def build_mt_model(config: MTConfig, tokenizer: PieceTokenizer) -> Seq2SeqTransformer:
     """Return the untrained model of a configuration."""
     torch.manual_seed(config.training.init_seed)
     return Seq2SeqTransformer(config.model.for_vocabulary(tokenizer.input_size, tokenizer.output_size))

@@ -18,18 +18,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from ..compatibility import upgrade_run_config
 from ..config import from_values, to_values
 from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, write_json, write_text
-from . import checkpoint
 from .environment import environment
 from .run_files import (
     CONFIG,
@@ -102,10 +98,11 @@ class TrainingRun:
 
     def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
         """Create the folder if necessary, and lock it; return the state of the last checkpoint, None for a new run."""
-        self.check(config, resume)
+        self.check(config, resume)  # before anything is written
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
+            self.check(config, resume)  # again: another process may have trained here since the first check
             remove_partial(self.folder)
             if not self.begun:
                 write_json(self.folder / CONFIG, to_values(config))
@@ -200,22 +197,6 @@ class TrainingRun:
                 if isinstance(value, int | float) and name != "evaluation":
                     self._scalars.add_scalar(name, value, values["evaluation"])
             self._scalars.flush()
-
-    def save_checkpoint(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        state: dict[str, Any],
-        random_states: Sequence[Tensor],
-    ) -> None:
-        """See `checkpoint.save_checkpoint`."""
-        checkpoint.save_checkpoint(self.folder, model, optimizer, state, random_states)
-
-    def load_checkpoint(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], rank: int = 0
-    ) -> None:
-        """See `checkpoint.load_checkpoint`."""
-        checkpoint.load_checkpoint(self.folder, model, optimizer, state, rank)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write result.json."""
