@@ -244,8 +244,8 @@ def test_compile(with_lengths):
 def test_opcheck():
     x, lengths, seed = inputs(), torch.tensor([7, 3]), torch.tensor(5)
     operator = torch.ops.stackattn.causal_attention.default
-    torch.library.opcheck(operator, (x.requires_grad_(), lengths, seed, 2, 0.3))
-    (first,) = torch.autograd.grad(operator(x, None, seed, 2, 0.3)[0].square().sum(), x, create_graph=True)
+    torch.library.opcheck(operator, (x.requires_grad_(), seed, lengths, 2, 0.3))
+    (first,) = torch.autograd.grad(operator(x, seed, None, 2, 0.3)[0].square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="cannot differentiate its backward pass"):
         first.sum().backward()
 

@@ -17,7 +17,7 @@ from .cpp import network
 from .eager import is_forward_mode, is_plain
 from .keep_mask import draw_seed, keep_mask
 from .lengths import length_mask
-from .registration import NO_SECOND_DERIVATIVES, _library
+from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
 def causal_attention(
@@ -65,7 +65,7 @@ def causal_attention(
     if packed.dtype != torch.float32:
         raise TypeError(f"packed: expected float32 for backend 'cpp', got {packed.dtype}; use 'torch' or 'auto'")
     dispatch.choose(backend, packed.device)
-    return torch.ops.stackattn.causal_attention(packed, lengths, seed, heads, dropout)[0]
+    return _op(packed, seed, lengths, heads, dropout)[0]
 
 
 def _check_arguments(packed: Tensor, heads: int, lengths: Tensor | None, dropout: float) -> None:
@@ -136,60 +136,45 @@ class _CausalAttention(torch.autograd.Function):
 
 
 # For torch.compile. The seed is a tensor, so that each call of the compiled code draws a new one.
-_library.define(
-    "causal_attention(Tensor packed, Tensor? lengths, Tensor seed, int heads, float dropout) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+_op = Operator(
+    "causal_attention",
+    "(Tensor packed, Tensor seed, Tensor? lengths, int heads, float dropout) -> (Tensor, Tensor)",
+    saves_result=True,
 )
-_library.define(
-    "causal_attention_backward(Tensor grad, Tensor packed, Tensor outputs, Tensor log_sums, Tensor? lengths,"
-    " Tensor seed, int heads, float dropout) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+_op_backward = Operator(
+    "causal_attention_backward",
+    "(Tensor grad, Tensor packed, Tensor seed, Tensor? lengths, Tensor outputs, Tensor log_sums, int heads,"
+    " float dropout) -> Tensor",
 )
 
 
-@torch.library.impl("stackattn::causal_attention", "CPU", lib=_library)
-def _(packed, lengths, seed, heads, dropout):
+@_op.implementation
+def _(packed, seed, lengths, heads, dropout):
     _check_arguments(packed, heads, lengths, dropout)  # a graph may call the operator directly
     lengths = checks.copy_lengths(lengths, packed.shape[1])
     return network.attention(packed, heads, lengths, dropout, int(seed))
 
 
-@torch.library.impl("stackattn::causal_attention_backward", "CPU", lib=_library)
-def _(grad, packed, outputs, log_sums, lengths, seed, heads, dropout):
+@_op_backward.implementation
+def _(grad, packed, seed, lengths, outputs, log_sums, heads, dropout):
     lengths = checks.copy_lengths(lengths, packed.shape[1])
     return network.attention_backward(grad, packed, outputs, log_sums, heads, lengths, dropout, int(seed))
 
 
-@torch.library.register_fake("stackattn::causal_attention", lib=_library)
-def _(packed, lengths, seed, heads, dropout):
+@_op.fake
+def _(packed, seed, lengths, heads, dropout):
     B, T, width = packed.shape
     return packed.new_empty(B, T, width // 3), packed.new_empty(B, heads, T)
 
 
-@torch.library.register_fake("stackattn::causal_attention_backward", lib=_library)
-def _(grad, packed, outputs, log_sums, lengths, seed, heads, dropout):
+@_op_backward.fake
+def _(grad, packed, seed, lengths, outputs, log_sums, heads, dropout):
     return torch.empty_like(packed, memory_format=torch.contiguous_format)
 
 
-def _save(ctx, inputs, output):
-    packed, lengths, seed, ctx.heads, ctx.dropout = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(packed, *output, None if lengths is None else lengths.clone(), seed)
+@_op.gradient
+def _(inputs, memory, grad, heads, dropout):
+    return _op_backward(grad, *inputs, *memory, heads, dropout), None
 
 
-def _backward(ctx, grad, _):
-    gradient = torch.ops.stackattn.causal_attention_backward
-    return gradient(grad, *ctx.saved_tensors, ctx.heads, ctx.dropout), None, None, None, None
-
-
-def _no_second_derivative(ctx, *grads):
-    raise RuntimeError(NO_SECOND_DERIVATIVES)
-
-
-torch.library.register_autograd("stackattn::causal_attention", _backward, setup_context=_save, lib=_library)
-torch.library.register_autograd(
-    "stackattn::causal_attention_backward",
-    _no_second_derivative,
-    setup_context=lambda ctx, inputs, output: None,
-    lib=_library,
-)
+_op_backward.without_gradient(NO_SECOND_DERIVATIVES)

@@ -20,7 +20,9 @@ NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass: us
 class Operator:
     """An operator `stackattn::name`; the methods register its implementation, gradient and batching rule."""
 
-    def __init__(self, name: str, signature: str):
+    def __init__(self, name: str, signature: str, *, saves_result: bool = False):
+        self._saves_result = saves_result
+        self._batched: Callable | None = None
         self._name = f"stackattn::{name}"
         _library.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
         self._call = getattr(torch.ops.stackattn, name).default
@@ -29,7 +31,7 @@ class Operator:
 
     def __call__(self, *args):
         # torch.func transforms do not support the autograd formulas of torch.library, but those of autograd.Function.
-        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        if self._batched and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             return self._function.apply(*args)
         return self._call(*args)
 
@@ -44,14 +46,16 @@ class Operator:
         """Register `function(input tensors, memory, grad, *options)`: the gradients of all tensors except `lengths`.
 
         `grad` is the gradient of the first result; the other results are `memory`, which only the backward pass uses.
+        If the operator saves its result, `memory` begins with the first result.
         """
 
         count = len(self._tensors)
 
         def setup_context(ctx, inputs, output):
             tensors, ctx.options = inputs[:count], inputs[count:]
-            memory = output[1:] if isinstance(output, tuple) else ()
+            result, *memory = output if isinstance(output, tuple) else (output,)
             ctx.mark_non_differentiable(*memory)
+            memory = [result, *memory] if self._saves_result else memory
             # A copy: autograd does not detect that a caller overwrites `lengths` through NumPy.
             lengths = tensors[-1] if tensors[-1] is None else tensors[-1].clone()
             ctx.save_for_backward(*tensors[:-1], lengths, *memory)
@@ -110,4 +114,5 @@ class Operator:
                 x = x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
                 x = x.flatten(0, 1)
             folded.append(x)
+        assert self._batched is not None
         return self._batched(folded, info.batch_size, *args[count:])
