@@ -169,7 +169,7 @@ class StackAttention(nn.Module, ABC):
             return y
         if return_actions:
             actions = self._actions_per_head(logits)
-            extras.append(actions if len(actions) > 1 else actions[0])
+            extras.append(actions[0] if len(actions) == 1 else actions)
         return (y, *extras)
 
     def actions(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
