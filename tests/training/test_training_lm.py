@@ -135,7 +135,7 @@ def test_a_saved_model_contains_its_vocabulary(folder, tmp_path):
     assert evaluate_sentences(model, sentences, vocabulary)["perplexity"] == expected["perplexity"]
     Vocabulary(("a",)).save(tmp_path / "model")
     with pytest.raises(
-        ValueError, match="model: expected a language model with 2 outputs, the size of its vocabulary, got "
+        ValueError, match="model: expected a TransformerLM with 2 outputs, the size of its vocabulary, got "
     ):
         load_language_model(tmp_path / "model")
 

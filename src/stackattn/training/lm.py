@@ -175,7 +175,7 @@ def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[Transf
     model, vocabulary = load(folder), Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
         expected = f"a TransformerLM with {vocabulary.output_size} outputs, the size of its vocabulary"
-        found = f"a {type(model).__name__} with {getattr(model.config, 'output_size', None)}"
+        found = f"a {type(model).__name__} with {getattr(model.config, 'output_size', None)} outputs"
         raise ValueError(f"{folder}: expected {expected}, got {found}")
     return model.to(find_device(device)), vocabulary
 

@@ -61,8 +61,7 @@ class Stepper {
       "go-next": () => this.step + 1,
       "go-last": () => this.last,
     };
-    for (const [id, where] of Object.entries(go))
-      byId(id).addEventListener("click", () => this.jump(where()));
+    for (const [id, where] of Object.entries(go)) byId(id).addEventListener("click", () => this.jump(where()));
     byId("slider").addEventListener("input", (event) => this.jump(Number(event.target.value)));
     byId("play").addEventListener("click", () => (this.timer ? this.stop() : this.play()));
     for (const id of ["run-choice", "listing-choice"]) {
@@ -328,14 +327,7 @@ class Stepper {
         : map === "tops"
           ? trace.tops
           : trace.split[Number(map)].tops;
-    this.redraw.map = attentionMap(
-      byId("map"),
-      this.text,
-      rows,
-      this.bottom,
-      map === "contents",
-      (t) => this.jump(t),
-    );
+    this.redraw.map = attentionMap(byId("map"), this.text, rows, this.bottom, map === "contents", (t) => this.jump(t));
     const rings = this.text.real === null || map === "contents" ? "" : " Rings: the top of a real stack.";
     byId("map-caption").replaceChildren(scale(), `Rows are steps; columns are tokens in reading order.${rings}`);
   }
