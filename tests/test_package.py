@@ -99,9 +99,9 @@ def test_without_the_kernel(error, compiler, words, monkeypatch, warn_again):
     dispatch._warn_once.cache_clear()
     assert all(word in stackattn.backends()["cpp"] for word in words)
     actions = torch.full((1, 3, 3), 1 / 3)
-    with pytest.raises(RuntimeError, match=r"backend 'cpp' cannot run: the C\+\+ kernel"):
+    with pytest.raises(RuntimeError, match=r"backend 'cpp' is not available: the C\+\+ kernel"):
         stackattn.superposition_weights(actions, backend="cpp")
-    with pytest.raises(RuntimeError, match="backend 'cpp' cannot run"):
+    with pytest.raises(RuntimeError, match="backend 'cpp' is not available"):
         stackattn.SuperpositionState.empty(1, backend="cpp")
     with pytest.warns(RuntimeWarning, match="slower `torch` backend"):
         weights = stackattn.superposition_weights(actions)

@@ -44,7 +44,7 @@ def test_demo_trains_both_models_and_draws_a_figure(tmp_path, capsys, monkeypatc
     assert not (tmp_path / "out/demo.png").exists()
     assert str(tmp_path / "out/report.html") in printed  # the report does not need matplotlib
     assert main([*command, "--seed", "1"]) == 2
-    assert "another configuration (language.seed: 0, not 1)" in capsys.readouterr().out
+    assert "another configuration (language.seed: 0 in the run, 1 requested)" in capsys.readouterr().out
 
 
 def test_demo_needs_its_configurations(tmp_path, capsys):

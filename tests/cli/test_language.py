@@ -122,7 +122,7 @@ def test_write(run, tmp_path):
     before = (tmp_path / "data" / "train.txt").read_bytes()
     code, _, err = run(*words)
     assert code == 2
-    assert "train.txt exists; --force replaces it" in err
+    assert "train.txt already exists; pass --force to replace it" in err
     assert run(*words, "--force")[0] == 0
     assert (tmp_path / "data" / "train.txt").read_bytes() == before
 
@@ -133,7 +133,7 @@ def test_write(run, tmp_path):
         (["sample", "dyk"], ", got 'dyk' (did you mean 'dyck'?)"),
         (["sample", "dyck", "--length", "7"], "--lengths: dyck has no strings of lengths 7..7"),
         (["sample", "dyck", "--lengths", "9", "3"], "--lengths: expected 0 <= SHORTEST <= LONGEST, got 9 3"),
-        (["sample", "dyck", "-n", "-1"], "-n must be at least 0, got -1"),
+        (["sample", "dyck", "-n", "-1"], "-n: expected at least 0, got -1"),
         (["sample", "dyck", "--set", "k"], "--set: expected NAME=VALUE, got 'k'"),
         (["sample", "dyck", "--set", "k=1.5"], "k: expected an integer, got 1.5"),
         (

@@ -67,7 +67,7 @@ except RuntimeError as error:
     status, warning, error = python("-c", program, STACKATTN_KERNEL="abacus").stdout.splitlines()
     assert "built but does not load: STACKATTN_KERNEL: expected one of" in status
     assert warning == "1 RuntimeWarning <string>"
-    assert "backend 'cpp' cannot run" in error
+    assert "backend 'cpp' is not available" in error
     assert "got abacus" in error
 
 

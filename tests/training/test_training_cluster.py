@@ -148,7 +148,9 @@ def test_a_killed_worker_and_a_full_disk(two_nodes, undisturbed, logged, tmp_pat
 
     actions = {killed: AtFifthEvaluation(kill), full: AtFifthEvaluation(fill)}
     assert run_all_on_cluster(chosen, two_nodes.address, report=report, callback_for=actions.get) == [full]
-    assert reported.pop(full).startswith(f"failed: {full}: cannot write: ")
+    stopped = reported.pop(full)
+    assert stopped.startswith(f"failed: {full}/")  # the file that has reached the limit
+    assert ": cannot write: " in stopped
     assert list(reported.values()) == ["max_epochs"] * 2
     for callback in actions.values():
         assert callback.batches[0] == (0, 1, 6)
@@ -257,7 +259,7 @@ def test_waits_for_a_run_that_another_worker_has_locked(monkeypatch, tmp_path):
     holder.start(tiny(max_epochs=1), resume=False)
     monkeypatch.setattr(cluster_module, "BUSY_SECONDS", 0)
     kind, reason = task(".", tmp_path)
-    assert (kind, "another process is working" in reason) == ("failed", True)
+    assert (kind, "another process is training" in reason) == ("failed", True)
     monkeypatch.setattr(cluster_module, "BUSY_SECONDS", 60)
     monkeypatch.setattr(time, "sleep", lambda seconds: holder.close())
     kind, result = task(".", tmp_path)
@@ -272,8 +274,8 @@ def test_a_file_system_without_locks_is_reported(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(fcntl, "flock", flock)
     run_experiment(tiny(max_epochs=1), tmp_path)
     assert TrainingRun(tmp_path).finished
-    locks = "no locks here (Function not implemented)"
-    assert caplog.messages == [f"{tmp_path}: {locks}; make sure that no other process writes this folder"]
+    locks = "the file system has no locks (Function not implemented)"
+    assert caplog.messages == [f"{tmp_path}: {locks}; make sure that no other process writes to this folder"]
 
 
 def test_cannot_connect(tmp_path):

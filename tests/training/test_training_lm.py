@@ -145,7 +145,9 @@ def test_a_run_cannot_be_resumed_with_another_corpus(folder, tmp_path):
     shutil.rmtree(folder)
     splits = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
     other = write_monolingual(folder, splits, count_vocabulary(SENTENCES, 1, "<unk>"), {})["fingerprint"]
-    with pytest.raises(RunError, match=rf"another configuration \(data\.fingerprint: .*, not '{other}'\)"):
+    with pytest.raises(
+        RunError, match=rf"another configuration \(data\.fingerprint: .* in the run, '{other}' requested\)"
+    ):
         run_experiment(config(folder), tmp_path / "run", resume=True)
 
 

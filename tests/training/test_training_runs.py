@@ -224,7 +224,7 @@ def test_existing_runs_are_not_overwritten(tmp_path):
         RunError, match="already contains a run; pass --resume to continue it, or choose another folder"
     ):
         run_experiment(tiny(), tmp_path)
-    with pytest.raises(RunError, match=r"another configuration \(training\.clip: 5\.0, not 1\.0\)"):
+    with pytest.raises(RunError, match=r"another configuration \(training\.clip: 5\.0 in the run, 1\.0 requested\)"):
         run_experiment(tiny(clip=1), tmp_path, resume=True)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     run_experiment(tiny(), tmp_path, resume=True)
@@ -235,7 +235,7 @@ def test_existing_runs_are_not_overwritten(tmp_path):
 
 def test_a_run_is_locked(tmp_path):
     def again():
-        with pytest.raises(RunError, match="another process is working on this run"):
+        with pytest.raises(RunError, match="another process is training this run"):
             run_experiment(tiny(), tmp_path, resume=True)
 
     run_experiment(tiny(), tmp_path, callback=Stopper(2, again))

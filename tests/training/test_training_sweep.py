@@ -134,4 +134,4 @@ def test_keys_missing_in_an_old_run_have_their_defaults(tmp_path):
     del values["training"]["clip"]
     path.write_text(json.dumps(values))
     assert TrainingRun(tmp_path).differs(tiny(max_epochs=1)) is None
-    assert TrainingRun(tmp_path).differs(tiny(max_epochs=1, clip=1)) == "training.clip: 5.0, not 1.0"
+    assert TrainingRun(tmp_path).differs(tiny(max_epochs=1, clip=1)) == "training.clip: 5.0 in the run, 1.0 requested"

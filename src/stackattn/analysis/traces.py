@@ -24,7 +24,7 @@ from .contents import nondeterministic_contents, superposition_contents
 class StackTrace(ABC):
     """Trace of one stack on a batch of B sequences with T steps. All tensors are float64 on the CPU.
 
-    Expensive results are computed once: a method returns the same tensor each time, which must not be modified.
+    Expensive results are cached, so returned tensors must not be modified.
     """
 
     name: str
@@ -52,7 +52,7 @@ class StackTrace(ABC):
         """Attention weights (B, T, T + 1): the weight of each element on top of the stack after each step.
 
         Column 0 is the bottom (nondeterministic) or the empty share (superposition); column i + 1 is the element
-        pushed at step i. Each row sums to 1.
+        pushed at step i. Each row sums to 1, or is zero if no run reaches it.
         """
 
     @abstractmethod

@@ -99,7 +99,7 @@ def _sample(args: argparse.Namespace) -> None:
     import numpy as np
 
     if args.n < 0:
-        raise ValueError(f"-n must be at least 0, got {args.n}")
+        raise ValueError(f"-n: expected at least 0, got {args.n}")
     language = _language(args)
     lengths = _lengths(language, args)
     generator = np.random.default_rng(args.seed)
@@ -115,7 +115,7 @@ def _score(args: argparse.Namespace) -> None:
     language = _language(args)
     strings = list(decode_lines(sys.stdin.buffer, "standard input") if args.file == "-" else read_lines(args.file))
     if not strings:
-        raise ValueError(f"{args.file}: no strings found")
+        raise ValueError(f"{args.file}: expected at least one string, found none")
     given: list[float] = []
     total: list[float] = []
     for at in _progress(range(0, len(strings), 500), "scoring"):
@@ -135,7 +135,7 @@ def _score(args: argparse.Namespace) -> None:
     if inside.any():
         symbols = sum(len(language.encode(w)) + 1 for w, ok in zip(strings, inside, strict=True) if ok)
         bound = -float(np.array(given)[inside].sum()) / symbols
-        about += f"; -ln p(w | length) is {bound:.6f} per symbol, ends of strings counted"
+        about += f"; -ln p(w | length) is {bound:.6f} per symbol, counting the end of each string as a symbol"
     print(about, file=sys.stderr)
     for number, (w, ok) in enumerate(zip(strings, inside, strict=True), 1):
         if strange := () if ok else [x for x in language.split_symbols(w) if x not in language.symbols]:
@@ -172,7 +172,7 @@ def _show(args: argparse.Namespace) -> None:
         parse = grammar.best_parse(args.parse)
         if parse is None:
             raise ValueError(f"--parse: {args.parse!r} is not in the language {language}")
-        print(f"best parse: ln p = {parse.log_prob:.6f}, of ln p(w) = {grammar.log_prob(args.parse):.6f}")
+        print(f"best parse: ln p = {parse.log_prob:.6f}; all parses: ln p(w) = {grammar.log_prob(args.parse):.6f}")
         print(parse.tree.draw())
         print(parse.tree.bracket())
     if args.after is not None:
@@ -191,7 +191,7 @@ def _write(args: argparse.Namespace) -> None:
         path for name in names for path in (args.out / f"{name}.txt", args.out / f"{name}.json") if path.exists()
     ]
     if present and not args.force:
-        raise ValueError(f"{present[0]} exists; --force replaces it")
+        raise ValueError(f"{present[0]} already exists; pass --force to replace it")
     sets = [
         *training_sets(
             language,
@@ -226,7 +226,7 @@ def _language_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int]) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--length", type=int, help="the only length, in symbols (default: --lengths)")
+    group.add_argument("--length", type=int, help="a single length, in symbols (default: use --lengths)")
     group.add_argument(
         "--lengths",
         type=int,

@@ -69,7 +69,7 @@ class ClosedGrammar:
 
     @cached_property
     def single(self) -> np.ndarray:
-        """(A,): whether a symbol only derives strings of one symbol."""
+        """(A,): whether a symbol derives only strings of length 1."""
         return np.asarray(np.isneginf(self.pair).all(axis=1))
 
 
@@ -96,7 +96,7 @@ def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Bin
         return len(part) - 1 if part[-1] in terminal_ids and part[0] not in terminal_ids else 1
 
     def part_id(part: tuple[str, ...]) -> int:
-        # A loop, not a recursion: a right-hand side may be longer than Python's stack.
+        # A loop, not a recursion: a right-hand side may exceed Python's recursion limit.
         split: list[tuple[int, int | None, str]] = []  # each part, its first symbol or None, its last symbol
         while len(part) > 1 and part not in ids:
             number = ids[part] = len(ids)
@@ -244,7 +244,7 @@ def _empty_probabilities(
 
 
 def _star(unary: Matrix, live: set[int]) -> Matrix:
-    """(I - unary)⁻¹, component by component, the deepest first."""
+    """(I - unary)⁻¹, component by component, in reverse topological order."""
     star: Matrix = {}
     for component in components({a: set(unary.get(a, ())) for a in live}):
         inside = set(component)

@@ -39,7 +39,7 @@ class StackState(State):
         return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
 
     def reorder(self, index: Tensor) -> StackState:
-        """Select the sequences `index` as a new batch."""
+        """Select the sequences at positions `index` as a new batch."""
         if self.heads == 1:
             return super().reorder(index)
         return super().reorder((index[:, None] * self.heads + torch.arange(self.heads, device=index.device)).flatten())
@@ -123,11 +123,11 @@ class StackAttention(nn.Module, ABC):
         return self.to_values.weight.new_zeros(batch_size * self.heads, 0, m)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Reinitialise all parameters."""
         self.reset_maps()
 
     def reset_maps(self) -> None:
-        """Draw the three maps from the Xavier uniform distribution."""
+        """Initialise the three linear maps from the Xavier uniform distribution."""
         for layer in (self.to_actions, self.to_values, self.to_output):
             nn.init.xavier_uniform_(layer.weight)
 
@@ -145,8 +145,8 @@ class StackAttention(nn.Module, ABC):
             return_actions: also return the actions, see `actions`.
 
         Returns:
-            The output (B, T, d_model), or a tuple of it with the weights, the actions, or both in this order. With
-            several heads, weights and actions have shape (B, heads, ...).
+            The output (B, T, d_model), or a tuple: (output, weights), (output, actions) or (output, weights, actions).
+            With several heads, weights and actions have shape (B, heads, ...).
 
         Raises:
             ValueError, TypeError: wrong shape or dtype.

@@ -87,9 +87,11 @@ def choose(backend: str, device: torch.device) -> str:
         return "torch"
     if backend == "cpp":
         if kernel is None:
-            raise RuntimeError(f"backend 'cpp' cannot run: {_kernel_status()}")
+            raise RuntimeError(f"backend 'cpp' is not available: {_kernel_status()}")
         if device.type != "cpu":
-            raise ValueError(f"backend 'cpp' runs on the CPU, but the tensors are on {device}; use 'torch' or 'auto'")
+            raise ValueError(
+                f"backend 'cpp' runs only on the CPU, but the tensors are on {device}; use 'torch' or 'auto'"
+            )
     return backend
 
 

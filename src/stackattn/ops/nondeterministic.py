@@ -32,7 +32,7 @@ def nondeterministic_weights(
         log_replace: (B, T, Q, S, Q, S)
             Log weights of replacing the top symbol x with y. The element keeps its vector.
         log_pop: (B, T, Q, S, Q)
-            Log weights of popping x. The bottom element is never popped.
+            Log weights of popping x. A run that pops the bottom element ends and does not contribute to later rows.
         lengths: (B,), optional
             Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.

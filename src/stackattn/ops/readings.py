@@ -1,8 +1,8 @@
 """Stack readings: attention weights times values, without the weights.
 
 A tensor of attention weights of the nondeterministic stack has T (T + 1) Q S numbers for each sequence. A layer that
-nobody asks for weights needs only the readings, T Q S m numbers; the kernel carries the values through its chart and
-never computes the weights. Results are the same up to rounding.
+does not return its weights needs only the readings, T Q S m numbers; the kernel carries the values through its chart
+and never computes the weights. Results are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def nondeterministic_readings(
             `weights[b, t, :, q, s] @ values[b]` with the weights of `nondeterministic_weights`.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong shape, dtype or device, or contains nan or inf.
+        TypeError, ValueError: an argument has the wrong shape, dtype or device, or a log weight is nan or +inf.
 
     Examples::
 
@@ -100,7 +100,7 @@ def superposition_readings(
             `superposition_weights(actions, lengths) @ values`
 
     Raises:
-        TypeError, ValueError: an argument has the wrong shape, dtype or device, or contains nan or inf.
+        TypeError, ValueError: an argument has the wrong shape, dtype or device, or an action is nan or infinite.
 
     Examples::
 

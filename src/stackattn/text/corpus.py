@@ -69,7 +69,7 @@ class Corpus(ABC):
     Opening reads only report.json; a split is compared with its checksum when it is read.
 
     Args:
-        folder: a folder made by `stackattn lm prepare` or `stackattn mt prepare`.
+        folder: a folder made by `stackattn lm prepare`, `stackattn lm prepare-ptb` or `stackattn mt prepare`.
 
     Raises:
         ValueError: the folder contains no corpus or one of another kind, or its report is invalid.

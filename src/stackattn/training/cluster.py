@@ -29,7 +29,7 @@ GRACE_SECONDS = 60  # how long runs may take to stop after the time limit
 CONNECT_SECONDS = 10
 POLL_SECONDS = 1.0  # also the time between calls of on_batch
 
-HIDDEN = "the folder of the run is not visible on this machine; put it on a disk that all nodes share"
+HIDDEN = "the folder of the run is not visible on this machine; put it on a file system that all nodes share"
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ def run_all_on_cluster(
     callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
     memory: float = MEMORY,
 ) -> list[Path]:
-    """Run the jobs of `sweep.run_all` on a Ray cluster; the other arguments and the result are the same.
+    """Like `sweep.run_all`, on a Ray cluster; arguments not listed below and the result are the same.
 
     Args:
         address: address of the cluster; "local" starts one on this machine.
         memory: GB of memory that each run requests, besides one core. A warning is logged if no node has that much.
 
     Raises:
-        RunError: the cluster cannot be reached or was lost.
+        RunError, ValueError: the cluster cannot be reached or was lost; memory is not a positive number.
     """
     if not 0 < memory < math.inf:
         raise ValueError(f"memory: expected a positive number of GB, got {memory}")

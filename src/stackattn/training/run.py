@@ -10,8 +10,8 @@
     tensorboard/       the metrics for TensorBoard, if requested
     lock               held by the process that trains
 
-Each file appears complete or not at all. `last/state.json` stores the number of lines of metrics.jsonl that belong to
-the checkpoint; later lines are removed when the run is resumed.
+Each file except metrics.jsonl, which is appended to, appears complete or not at all. `last/state.json` stores the
+number of lines of metrics.jsonl that belong to the checkpoint; later lines are removed when the run is resumed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ class TrainingRun:
             yield
         except OSError as error:
             path, reason = error.filename or self.folder, error.strerror or error
-            kept = "; free some space or fix the folder, then pass --resume to continue from the last checkpoint"
+            kept = (
+                "; free disk space or make the folder writable, then pass --resume to continue from the last checkpoint"
+            )
             raise RunError(f"{path}: cannot write: {reason}{kept if (self.folder / STATE).exists() else ''}") from error
 
     def differs(self, config: Any) -> str | None:
@@ -215,13 +217,15 @@ class TrainingRun:
         try:
             self._lock.acquire()
         except FolderBusy:
-            raise RunBusy(f"{self.folder}: another process is working on this run") from None
+            raise RunBusy(
+                f"{self.folder}: another process is training this run; wait for it to end, or choose another folder"
+            ) from None
 
 
 def _difference(stored: Any, given: Any, prefix: str = "") -> str | None:
     """The first key in which two configurations differ, with both values."""
     if not (isinstance(stored, dict) and isinstance(given, dict)):
-        return None if stored == given else f"{prefix}: {stored!r}, not {given!r}"
+        return None if stored == given else f"{prefix}: {stored!r} in the run, {given!r} requested"
     for key in [*stored, *(key for key in given if key not in stored)]:
         name = f"{prefix}.{key}" if prefix else key
         if (found := _difference(stored.get(key), given.get(key), name)) is not None:
