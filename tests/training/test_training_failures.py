@@ -118,10 +118,8 @@ def test_a_full_disk(step, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(
-        RunError,
-        match=r"run.*: cannot write: No space left on device; free some space or fix the folder, then pass --resume",
-    ):
+    advice = "free disk space or make the folder writable, then pass --resume"
+    with pytest.raises(RunError, match=rf"run.*: cannot write: No space left on device; {advice}"):
         run_experiment(tiny(), tmp_path / "run", callback=Stopper(2, lambda: monkeypatch.setattr(os, step, full)))
     monkeypatch.undo()
     run_experiment(tiny(), tmp_path / "run", resume=True)
