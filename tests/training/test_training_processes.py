@@ -157,6 +157,13 @@ def test_torchrun(tmp_path):
     # torchrun ends the other rank when one has failed, sometimes before it prints its message
     assert f"{folder}: this run is finished" in again.stderr
     assert "forcefully" not in again.stderr
+    for rank in "01":  # each rank refuses by itself: neither waits for the other
+        program, environment = [sys.executable, *command, "model.layers='1'"], {"RANK": rank, "WORLD_SIZE": "2"}
+        alone = subprocess.run(
+            program, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert alone.returncode != 0
+        assert f"{folder}: this run is finished" in alone.stderr
 
 
 def second_process(launcher):
