@@ -25,6 +25,7 @@ def test_restarts_are_reproducible_and_differ():
         assert len({getattr(config.training, name) for config in configs}) == 50
     assert len({config.language.seed for config in configs}) == 50
     assert restart(tiny(), 0, seed=1) != configs[0]
+    assert restart(tiny(), 0, cell="dyck/tf") not in (configs[0], restart(tiny(), 0, cell="dyck/lstm"))
     plain = replace(tiny().training, learning_rate=1, init_seed=0, shuffle_seed=0)
     assert replace(configs[0].training, learning_rate=1, init_seed=0, shuffle_seed=0) == plain
     assert configs[0].model == tiny().model

@@ -43,12 +43,20 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
             metavar=name.upper(),
             help=f"{name}s to train, from {', '.join(names)} (default: {' '.join(chosen)})",
         )
-    command.add_argument(
+    restarts = command.add_mutually_exclusive_group()
+    restarts.add_argument(
         "--restarts",
         type=at_least(1),
         default=target.restarts,
         metavar="N",
         help="number of runs of each model on each task (default: %(default)s, as in the paper)",
+    )
+    restarts.add_argument(
+        "--restart",
+        type=at_least(0),
+        nargs="+",
+        metavar="K",
+        help="train only the restarts with these numbers, counted from 0 (default: all up to --restarts)",
     )
     add_sweep_arguments(command)
     command.add_argument(
@@ -66,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     target, out = TARGETS[args.action], Path(args.out)
     failed = []
     if target.trains and (args.budget != 0 or args.job is not None):
-        jobs = target.jobs(out, args.tasks, args.models, args.restarts, args.configs, args.set, args.preset)
+        restarts = args.restart or range(args.restarts)
+        jobs = target.jobs(out, args.tasks, args.models, restarts, args.configs, args.set, args.preset)
         if args.job is not None:
             if not 0 <= args.job < len(jobs):
                 raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")

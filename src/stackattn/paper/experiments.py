@@ -54,18 +54,20 @@ class Target:
         out: Path,
         tasks: Sequence[str],
         models: Sequence[str],
-        restarts: int,
+        restarts: Sequence[int],
         configs: Path | None = None,
         overrides: Sequence[str] = (),
         preset: str | None = None,
     ) -> list[tuple[Path, Any]]:
-        """Run folders and configurations: restart 0 of every cell, then restart 1, and so on.
+        """Run folders and configurations: the first restart of every cell, then the second, and so on.
+
+        Every cell draws its learning rates and seeds independently, as in the paper.
 
         Args:
             out: folder of the runs.
             tasks: tasks to train.
             models: slugs of the models to train.
-            restarts: number of runs of each cell.
+            restarts: numbers of the restarts of each cell, counted from 0.
             configs: folder of the configurations, TASK/MODEL.yaml; the shipped ones by default.
             overrides: changes to every configuration, such as `training.max_epochs=5`.
             preset: `paper` or `published`; replaces the preset of the configurations.
@@ -84,8 +86,8 @@ class Target:
             for model in models
         }
         return [
-            (out / task / model / f"{number:02d}", restart(config, number))
-            for number in range(restarts)
+            (out / task / model / f"{number:02d}", restart(config, number, cell=f"{task}/{model}"))
+            for number in restarts
             for (task, model), config in loaded.items()
         ]
 

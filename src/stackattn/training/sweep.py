@@ -30,9 +30,16 @@ E = TypeVar("E", bound=Experiment)
 SHOWN_EVERY = 0.2  # seconds between calls of on_batch
 
 
-def restart(config: E, number: int, seed: int = 0) -> E:
-    """Return the configuration of random restart `number`: a learning rate drawn log-uniformly, and new seeds."""
-    generator = np.random.default_rng([seed, number])
+def restart(config: E, number: int, seed: int = 0, cell: str = "") -> E:
+    """Return the configuration of random restart `number`: a learning rate drawn log-uniformly, and new seeds.
+
+    Args:
+        config: the configuration to restart.
+        number: number of the restart, counted from 0.
+        seed: restarts with another seed are drawn independently.
+        cell: name of the experiment among several, such as `dyck/tf-nd`; each name has its own draws.
+    """
+    generator = np.random.default_rng([seed, number, *cell.encode()])
     low, high = map(math.log, config.training.learning_rates)
     rate = math.exp(generator.uniform(low, high))
     data, init, shuffle = (int(x) for x in generator.integers(2**31, size=3))
