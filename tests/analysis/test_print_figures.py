@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stackattn.analysis import attention_map
+from stackattn.analysis import attention_map, save_figure
 from stackattn.analysis.demo import demo_figure
 from stackattn.analysis.figures import action_map, height_chart, split_map
 
@@ -23,27 +23,44 @@ def split():
 
 
 DRAWINGS = {
-    "actions": lambda path: action_map(actions(), TOKENS, ("push", "no-op", "pop"), path, title="a stack"),
-    "height": lambda path: height_chart(torch.arange(T) / 2, TOKENS, path, title="a stack"),
-    "split": lambda path: split_map(split(), TOKENS, path, title="a stack"),
-    "attention": lambda path: attention_map(split()[..., 0, 0], TOKENS, path, real=[0] * T, bottom="∅"),
+    "actions": lambda: action_map(actions(), TOKENS, ("push", "no-op", "pop"), title="a stack"),
+    "height": lambda: height_chart(torch.arange(T) / 2, TOKENS, title="a stack"),
+    "split": lambda: split_map(split(), TOKENS, title="a stack"),
+    "attention": lambda: attention_map(split()[..., 0, 0], TOKENS, real=[0] * T, bottom="∅"),
 }
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_equal_figures_give_equal_bytes(tmp_path, name):
-    for suffix, start in (("svg", b"<?xml"), ("png", b"\x89PNG")):
-        first, second = (DRAWINGS[name](tmp_path / f"{i}" / f"figure.{suffix}").read_bytes() for i in range(2))
-        assert first == second
-        assert first.startswith(start)
+    first, second = (
+        [path.read_bytes() for path in save_figure(DRAWINGS[name](), folder / "figure.svg", folder / "figure.png")]
+        for folder in (tmp_path / "0", tmp_path / "1")
+    )
+    assert first == second
+    assert [content[:5] for content in first] == [b"<?xml", b"\x89PNG\r"]
 
 
-def test_content_of_the_figures(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr("stackattn.analysis.figures.save_figure", lambda figure, path: figures.append(figure))
-    for name in ("actions", "height", "split"):
-        DRAWINGS[name](tmp_path)
-    map_of_actions, heights, maps = (figure.axes for figure in figures)
+def test_the_order_of_the_formats_does_not_matter(tmp_path):
+    names = ["figure.svg", "figure.png"]
+    orders = [names, names[::-1], names[:1], names[1:]]
+    for i, order in enumerate(orders):
+        save_figure(DRAWINGS["attention"](), *(tmp_path / str(i) / name for name in order))
+    for name in names:
+        assert len({path.read_bytes() for path in tmp_path.glob(f"*/{name}")}) == 1
+
+
+def test_the_layout_is_computed_once_for_all_formats(tmp_path, monkeypatch):
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    executed = []
+    execute = ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *a: executed.append(a) or execute(*a))
+    save_figure(DRAWINGS["height"](), tmp_path / "figure.svg", tmp_path / "figure.png")
+    assert len(executed) == 1
+
+
+def test_content_of_the_figures():
+    map_of_actions, heights, maps = (DRAWINGS[name]().axes for name in ("actions", "height", "split"))
     np.testing.assert_allclose(map_of_actions[0].images[0].get_array(), actions())
     assert map_of_actions[0].images[0].get_clim() == (0, 1)
     assert [label.get_text() for label in map_of_actions[0].get_yticklabels()] == TOKENS
@@ -54,33 +71,28 @@ def test_content_of_the_figures(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("symbols", [12, 80])
-def test_figures_are_readable_at_text_width(tmp_path, monkeypatch, symbols):
+def test_figures_are_readable_at_text_width(tmp_path, symbols):
     """Figures are at most 5.5 inches wide, no font is smaller than 6 points, and labels do not overlap."""
     import struct
 
-    from matplotlib.figure import Figure
-
-    figures = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: figures.append(figure) or save(figure, *a, **k))
     tokens = ["BOS", *("([])" * 20)[:symbols]]
     n = len(tokens)
     weights = torch.rand(n, n + 1, 3, 3)
-    made = [
-        attention_map(weights[..., 0, 0], tokens, tmp_path / "map.png", real=[0] * n),
-        attention_map(weights[:, 1:, 0, 0], tokens, tmp_path / "bare.png"),
-        height_chart(torch.rand(n), tokens, tmp_path / "height.png"),
-        split_map(weights, tokens, tmp_path / "split.png"),
-        action_map(weights[:, 0, 0], tokens, ("push", "no-op", "pop"), tmp_path / "actions.png"),
+    figures = [
+        attention_map(weights[..., 0, 0], tokens, real=[0] * n),
+        attention_map(weights[:, 1:, 0, 0], tokens),
+        height_chart(torch.rand(n), tokens),
+        split_map(weights, tokens),
+        action_map(weights[:, 0, 0], tokens, ("push", "no-op", "pop")),
     ]
-    for path, figure in zip(made, figures, strict=True):
+    for figure in figures:
+        (path,) = save_figure(figure, tmp_path / "figure.png")
         (pixels,) = struct.unpack(">I", path.read_bytes()[16:20])  # the width in the PNG header
         assert pixels / 200 <= 5.5
         texts = [text for axes in figure.axes for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]]
         texts += figure.findobj(lambda artist: hasattr(artist, "get_fontsize"))
         assert min(text.get_fontsize() for text in texts if text.get_text()) >= 6
     for figure in figures[:3]:
-        figure.set_dpi(200)
         figure.draw_without_rendering()
         for labels in (figure.axes[0].get_xticklabels(), figure.axes[0].get_yticklabels()):
             boxes = [label.get_window_extent() for label in labels]
@@ -99,37 +111,38 @@ def test_figures_are_readable_at_text_width(tmp_path, monkeypatch, symbols):
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda path: action_map(actions()[:3], TOKENS, ("a", "b", "c"), path), r"actions: expected shape \(7, 3\)"),
-        (lambda path: height_chart(torch.zeros(3), TOKENS, path), r"heights: expected shape \(7,\), got \(3,\)"),
-        (lambda path: split_map(split()[..., 0], TOKENS, path), r"weights: expected shape \(7, 8, Q, S\)"),
+        (lambda: action_map(actions()[:3], TOKENS, ("a", "b", "c")), r"actions: expected shape \(7, 3\)"),
+        (lambda: height_chart(torch.zeros(3), TOKENS), r"heights: expected shape \(7,\), got \(3,\)"),
+        (lambda: split_map(split()[..., 0], TOKENS), r"weights: expected shape \(7, 8, Q, S\)"),
     ],
 )
-def test_errors_of_figures(tmp_path, draw, message):
+def test_errors_of_figures(draw, message):
     with pytest.raises(ValueError, match=message):
-        draw(tmp_path / "figure.svg")
+        draw()
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_symbols_are_not_parsed_as_markup(tmp_path, suffix):
+def test_symbols_are_not_parsed_as_markup(tmp_path):
     tokens = ["BOS", "$x_{$", "$", "\\frac", "a_b^"]
     n = len(tokens)
     weights = torch.rand(n, n + 1, 1, 1)
     title = "$\\undefined{$ 5 $"
-    for name, draw in {
-        "actions": lambda path: action_map(weights[:, :3, 0, 0], tokens, ("a", "b", "c"), path, title=title),
-        "height": lambda path: height_chart(torch.rand(n), tokens, path, title=title),
-        "split": lambda path: split_map(weights, tokens, path, title=title),
-        "attention": lambda path: attention_map(weights[..., 0, 0], tokens, path, title=title),
-        "demo": lambda path: demo_figure({title: [(1, 0.5)]}, weights[..., 0, 0], tokens, path, language=title),
-    }.items():
-        assert draw(tmp_path / f"{name}.{suffix}").stat().st_size > 1000
+    for figure in (
+        action_map(weights[:, :3, 0, 0], tokens, ("a", "b", "c"), title=title),
+        height_chart(torch.rand(n), tokens, title=title),
+        split_map(weights, tokens, title=title),
+        attention_map(weights[..., 0, 0], tokens, title=title),
+    ):
+        for path in save_figure(figure, tmp_path / "figure.svg", tmp_path / "figure.png"):
+            assert path.stat().st_size > 1000
+    demo = demo_figure({title: [(1, 0.5)]}, weights[..., 0, 0], tokens, tmp_path / "demo.svg", language=title)
+    assert demo.stat().st_size > 1000
 
 
 def test_a_failed_write_keeps_the_old_figure(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     path = tmp_path / "figure.svg"
-    DRAWINGS["height"](path)
+    save_figure(DRAWINGS["height"](), path)
     before = path.read_bytes()
 
     def fail(figure, target, **options):
@@ -139,6 +152,6 @@ def test_a_failed_write_keeps_the_old_figure(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", fail)
     with pytest.raises(OSError, match="No space left"):
-        DRAWINGS["height"](path)
+        save_figure(DRAWINGS["height"](), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from stackattn.analysis import attention_map
+from stackattn.analysis import attention_map, save_figure
 from stackattn.cli import main
 from stackattn.cli.demo import DEMO_CONFIGS, TOKENS, bracket_transitions, list_stack
 from stackattn.training import TrainingRun
@@ -69,10 +69,11 @@ def test_brackets_without_noise_match_the_list():
 @pytest.mark.parametrize("bottom", [0, 1])
 def test_attention_map_of_any_size(tmp_path, T, bottom):
     weights = torch.rand(T, T + bottom).tril(bottom)
-    path = attention_map(weights, ["x"] * T, tmp_path / "deeper" / "map.png", real=[0] * T, title="a stack")
+    figure = attention_map(weights, ["x"] * T, real=[0] * T, title="a stack")
+    (path,) = save_figure(figure, tmp_path / "deeper" / "map.png")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_errors_of_the_attention_map(tmp_path):
+def test_errors_of_the_attention_map():
     with pytest.raises(ValueError, match=r"weights: expected shape \(3, 3\) or \(3, 4\) for 3 tokens, got \(2, 2\)"):
-        attention_map(torch.rand(2, 2), ["a", "b", "c"], tmp_path / "map.png")
+        attention_map(torch.rand(2, 2), ["a", "b", "c"])

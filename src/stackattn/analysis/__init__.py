@@ -17,6 +17,7 @@ Modules:
 """
 
 from .attention_map import attention_map
+from .figures import save_figure
 from .real_stack import Agreement, correct_steps, derivation_tops, measure_agreement, real_tops
 from .traces import NondeterministicTrace, StackTrace, SuperpositionTrace, stack_names, trace_stacks
 
@@ -30,6 +31,7 @@ __all__ = [
     "derivation_tops",
     "measure_agreement",
     "real_tops",
+    "save_figure",
     "stack_names",
     "trace_stacks",
 ]

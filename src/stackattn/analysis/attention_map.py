@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .figures import INNER, SMALLEST, labels_apart, new_figure, save_figure
+from .figures import INNER, SMALLEST, labels_apart, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def attention_map(
     weights: Tensor,
     tokens: Sequence[str],
-    path: str | Path,
     *,
     real: Sequence[int] | None = None,
     title: str = "",
     bottom: str = "⊥",
-) -> Path:
-    """Draw attention weights as a grid of grey cells and write the figure to `path`.
+) -> Figure:
+    """Draw attention weights as a grid of grey cells.
 
     The figure fits the text width of a page: a long sequence has smaller cells, and only some tokens are labelled.
 
@@ -27,13 +29,12 @@ def attention_map(
         weights: (T, T) or (T, T + 1)
             Weights of one sequence, summed over states and symbols; with T + 1 columns the first one is the bottom.
         tokens: the T tokens, one per step.
-        path: file to write; the suffix selects the format.
         real: column that should be on top at each step, marked with a small ring.
         title: title of the figure (default: none).
         bottom: symbol of the bottom column; use `"∅"` for the empty share of a superposition stack.
 
     Returns:
-        `path`.
+        A matplotlib figure; `save_figure` writes it to files.
 
     Raises:
         ValueError: the shape of `weights` does not fit the tokens.
@@ -42,7 +43,8 @@ def attention_map(
     Examples::
 
         (trace,) = trace_stacks(model, tokens)
-        attention_map(trace.tops()[0], names, "map.svg", bottom=trace.BOTTOM)
+        figure = attention_map(trace.tops()[0], names, bottom=trace.BOTTOM)
+        save_figure(figure, "map.svg", "map.png")
     """
     T = len(tokens)
     if weights.shape not in ((T, T), (T, T + 1)):
@@ -97,4 +99,4 @@ def attention_map(
     bar.set_label("weight", fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
-    return save_figure(figure, path)
+    return figure

@@ -62,4 +62,5 @@ def demo_figure(
     right.set_ylabel("symbol read")
     right.set_title("Top of the trained stack on one string", fontsize=11)
     figure.colorbar(image, ax=right, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", label="weight", shrink=0.8)
-    return save_figure(figure, path)
+    save_figure(figure, path)
+    return path

@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 
 from ..files import write_text
 from .attention_map import attention_map
-from .figures import action_map, height_chart, split_map
+from .figures import action_map, height_chart, save_figure, split_map
 from .real_stack import real_columns
 from .strings import TracedStack
 from .study import StudiedRun
 
-DRAWING = re.compile(r"string-\d+-.+-((actions|attention|height|split)\.(svg|png)|runs\.txt)")
+FORMATS = "svg", "png"
+DRAWING = re.compile(rf"string-\d+-.+-((actions|attention|height|split)\.({'|'.join(FORMATS)})|runs\.txt)")
 
 
 def draw_strings(studied: StudiedRun, out: Path) -> list[Path]:
@@ -48,16 +49,19 @@ def remove_stale_drawings(out: Path, keep: Iterable[Path]) -> None:
 
 
 def _draw(stack: TracedStack, tokens: list[str], real: list[int] | None, base: str) -> list[Path]:
-    drawn, trace = [], stack.trace
-    actions, tops, heights, split = trace.actions()[0], trace.tops()[0], trace.heights()[0], trace.split_tops()
-    for suffix in ("svg", "png"):
-        drawn += [
-            action_map(actions, tokens, trace.ACTIONS, f"{base}-actions.{suffix}"),
-            attention_map(tops, tokens, f"{base}-attention.{suffix}", real=real, bottom=trace.BOTTOM),
-            height_chart(heights, tokens, f"{base}-height.{suffix}"),
-        ]
-        if split is not None:
-            drawn.append(split_map(split[0], tokens, f"{base}-split.{suffix}"))
+    trace, split = stack.trace, stack.trace.split_tops()
+    figures = {
+        "actions": action_map(trace.actions()[0], tokens, trace.ACTIONS),
+        "attention": attention_map(trace.tops()[0], tokens, real=real, bottom=trace.BOTTOM),
+        "height": height_chart(trace.heights()[0], tokens),
+    }
+    if split is not None:
+        figures["split"] = split_map(split[0], tokens)
+    drawn = [path for name, figure in figures.items() for path in save_figure(figure, *_paths(f"{base}-{name}"))]
     listings = (f"{name}\n{run.listing(tokens)}\n" for name, run in stack.runs)
     write_text(Path(f"{base}-runs.txt"), "\n".join(listings))
     return [*drawn, Path(f"{base}-runs.txt")]
+
+
+def _paths(base: str) -> list[str]:
+    return [f"{base}.{suffix}" for suffix in FORMATS]

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..files import write_atomically
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 WIDTH = 5.5  # inches: the text width of a page, so that figures are not scaled down in print
 PAD = 0.06  # inches of white space around a figure
 INNER = WIDTH - 2 * PAD - 0.02  # inches available for drawing, with some room for rounding
 SMALLEST = 6.0  # points: the smallest font
+DPI = 200
 INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot]')"
 
 
-def new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Figure:
     """Create an empty matplotlib figure, with sizes in inches. It needs no display: it does not use pyplot.
 
     Raises:
@@ -31,24 +35,33 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Any, path: str | Path) -> Path:
-    """Write a figure atomically, in the format of the path's suffix, and create its folder if necessary.
+def save_figure(figure: Figure, *paths: str | Path) -> list[Path]:
+    """Lay out a figure once and write it to each path atomically. Equal figures give equal bytes.
 
-    Equal figures give equal bytes.
+    Args:
+        figure: a figure of `new_figure`.
+        paths: files to write; the suffix selects the format. Their folders are created if necessary.
+
+    Returns:
+        The paths.
     """
     from matplotlib import rc_context
 
-    path = Path(path)
-    format = path.suffix.removeprefix(".") or "png"
-    metadata = {"Date": None} if format in ("svg", "pdf", "ps") else None
+    figure.set_dpi(DPI)
+    figure.draw_without_rendering()  # runs the layout engine, which would otherwise run for each format
+    figure.set_layout_engine("none")
+    saved = [Path(path) for path in paths]
+    for path in saved:
+        format = path.suffix.removeprefix(".") or "png"
+        metadata = {"Date": None} if format in ("svg", "pdf", "ps") else None
 
-    def write(partial: Path) -> None:
-        with rc_context({"svg.hashsalt": "stackattn"}):
-            figure.savefig(partial, format=format, dpi=200, bbox_inches="tight", pad_inches=PAD, metadata=metadata)
+        def write(partial: Path, format: str = format, metadata: Any = metadata) -> None:
+            with rc_context({"svg.hashsalt": "stackattn"}):
+                figure.savefig(partial, format=format, dpi=DPI, bbox_inches="tight", pad_inches=PAD, metadata=metadata)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, write)
-    return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, write)
+    return saved
 
 
 def labels_apart(room: float, font: float, labels: Sequence[str]) -> int:
@@ -63,7 +76,7 @@ def labels_apart(room: float, font: float, labels: Sequence[str]) -> int:
     return math.ceil(max(1.3, 0.65 * letters) * font / room)
 
 
-def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], path: str | Path, title: str = "") -> Path:
+def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], title: str = "") -> Figure:
     """Draw the actions of each step, as in the paper's Appendix E.
 
     Args:
@@ -71,11 +84,7 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], pat
             Share of each step by kind of action: `StackTrace.actions`.
         tokens: the T tokens, one beside each row (the paper puts them on the lines between rows).
         names: names of the three kinds of action.
-        path: file to write; the suffix selects the format.
         title: title of the figure (default: none).
-
-    Returns:
-        `path`.
     """
     if actions.shape != (len(tokens), len(names)):
         expected = len(tokens), len(names)
@@ -95,11 +104,11 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], pat
     bar.ax.tick_params(labelsize=7, length=2)
     if title:
         figure.suptitle(title, fontsize=9, parse_math=False)
-    return save_figure(figure, path)
+    return figure
 
 
-def height_chart(heights: Tensor, tokens: Sequence[str], path: str | Path, title: str = "") -> Path:
-    """Draw the expected height of a stack (T,) after each of the T tokens, and return `path`."""
+def height_chart(heights: Tensor, tokens: Sequence[str], title: str = "") -> Figure:
+    """Draw the expected height of a stack (T,) after each of the T tokens."""
     if heights.shape != (len(tokens),):
         raise ValueError(f"heights: expected shape ({len(tokens)},), got {tuple(heights.shape)}")
     width = max(3.0, min(INNER, 0.16 * len(tokens) + 0.8))
@@ -121,11 +130,11 @@ def height_chart(heights: Tensor, tokens: Sequence[str], path: str | Path, title
     axes.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title, fontsize=9, parse_math=False)
-    return save_figure(figure, path)
+    return figure
 
 
-def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: str = "") -> Path:
-    """Draw the weights (T, T + 1, Q, S) of a nondeterministic stack, one map per state and symbol; return `path`."""
+def split_map(weights: Tensor, tokens: Sequence[str], title: str = "") -> Figure:
+    """Draw the weights (T, T + 1, Q, S) of a nondeterministic stack, one map per state and symbol."""
     T = len(tokens)
     if weights.dim() != 4 or weights.shape[:2] != (T, T + 1):
         raise ValueError(f"weights: expected shape ({T}, {T + 1}, Q, S), got {tuple(weights.shape)}")
@@ -135,7 +144,7 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
     from matplotlib.colors import PowerNorm
 
     axes = figure.subplots(Q, S, squeeze=False, sharex=True, sharey=True)
-    image = None
+    image: Any = None
     places = -1.5, T - 0.5, T - 0.5, -0.5  # the bottom is at -1, every other column at the step that pushed it
     for q in range(Q):
         for s in range(S):
@@ -152,7 +161,7 @@ def split_map(weights: Tensor, tokens: Sequence[str], path: str | Path, title: s
     bar.ax.tick_params(labelsize=7, length=2)
     if title:
         figure.suptitle(title, fontsize=9, parse_math=False)
-    return save_figure(figure, path)
+    return figure
 
 
 def _lines_between(axes: Any, rows: int, columns: int) -> None:

@@ -131,4 +131,4 @@ def draw(curves: Sequence[Curve], path: Path) -> list[Path]:
     axes[0][1].set_title("test, by length", fontsize=9)
     axes[-1][0].set_xlabel("epoch", fontsize=9)
     axes[-1][1].set_xlabel("length", fontsize=9)
-    return [save_figure(figure, path.with_suffix(suffix)) for suffix in (".png", ".svg")]
+    return save_figure(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
