@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from runs import MODELS, tiny
 from torch import nn
 
-from stackattn.languages import get_language
+from stackattn.languages import evaluation_set, get_language
 from stackattn.training.cfl import CFLTask, build_cfl_model, evaluate_by_length
 
 
@@ -99,6 +100,26 @@ def test_differences_by_length():
         assert row["lower_bound"] == pytest.approx(length / 2 * math.log(2) / (length + 1))
         assert row["difference"] == pytest.approx(math.log(3) / (length + 1))
         assert row["difference_from_floor"] == pytest.approx(0, abs=1e-9)
+        assert row["validity"] == pytest.approx(1, abs=1e-12)
+        assert row["flawless"] == 1
+
+
+def test_validity_is_the_probability_of_the_possible_symbols():
+    """A model that always gives symbol 1 of (0, 1, #, EOS) probability 0.7 and the others 0.1 each."""
+
+    class Constant(nn.Module):
+        def forward(self, tokens):
+            return torch.tensor([0.1, 0.7, 0.1, 0.1]).log().expand(*tokens.shape, 4)
+
+    language = get_language("marked-reversal")
+    found = evaluate_by_length(Constant(), language, (3, 9), (3, 9), per_length=40, step=3)
+    assert [row["length"] for row in found["lengths"]] == [3, 7, 9]
+    for row, strings in zip(found["lengths"], evaluation_set(language, 0, (3, 9), 40, 3).batches, strict=True):
+        half = row["length"] // 2
+        second_half = np.where(strings[:, half + 1 :] == 1, 0.7, 0.1).sum(1)
+        expected = ((half + 1) * 0.9 + second_half + 0.1) / (row["length"] + 1)
+        assert row["validity"] == pytest.approx(expected.mean())
+        assert row["flawless"] == 0  # after the last symbol, only the end is possible
 
 
 def test_lengths_not_seen_in_training_have_no_floor():

@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_training_arguments(commands, "figure-2/dyck/tf-nd")
     evaluate = add_evaluation(
         commands,
-        "measure the cross-entropy difference of a run's best model by string length",
-        "Measure the cross-entropy difference of a run's best model on test strings of each length, and "
-        "write it to RUN/test.json.",
+        "measure the cross-entropy difference and the validity of a run's best model by string length",
+        "Measure the cross-entropy difference and the validity of a run's best model on test strings of each length, "
+        "and write them to RUN/test.json.",
     )
     evaluate.add_argument(
         "--lengths",
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shortest and longest test string, in symbols (default: from the shortest training length to 1.25 times "
         "the longest; 40 to 100 for the paper's runs)",
     )
+    add_number(evaluate, "--step", "test one length out of this many, for long ranges", 1, least=1)
     add_number(evaluate, "--per-length", "strings of each length", 100, least=1)
     add_seed(evaluate, "the test strings")
 
@@ -41,17 +42,20 @@ def _evaluate(args: argparse.Namespace) -> int:
     from ..files import write_json
     from ..training.cfl import evaluate_run
 
-    found = evaluate_run(args.run, args.lengths and tuple(args.lengths), args.per_length, args.seed, args.device)
+    lengths = args.lengths and tuple(args.lengths)
+    found = evaluate_run(args.run, lengths, args.per_length, args.seed, args.device, args.step)
     path = Path(args.run) / "test.json"
     write_json(path, found)
-    table = Table("length", "cross-entropy", "lower bound", "difference", "less ln(N)/(length+1)")
+    columns = ("cross_entropy", "lower_bound", "difference", "difference_from_floor", "validity", "flawless")
+    table = Table("length", "cross-entropy", "lower bound", "difference", "less ln(N)/(length+1)", *columns[4:])
     for row in found["lengths"]:
-        floor = row["difference_from_floor"]
-        numbers = [row["cross_entropy"], row["lower_bound"], row["difference"]]
-        table.add_row(str(row["length"]), *(f"{x:.4f}" for x in numbers), "" if floor is None else f"{floor:.4f}")
+        table.add_row(str(row["length"]), *("" if row[name] is None else f"{row[name]:.4f}" for name in columns))
     Console().print(table)
-    print("Values are in nats per symbol. The lower bound is conditioned on the length, which the model must predict:")
-    print("a perfect model of N training lengths pays ln(N)/(length+1) for it. The last column subtracts that amount,")
-    print("for lengths seen in training.")
+    print("Cross-entropies are in nats per symbol. The lower bound is conditioned on the length, which the model must")
+    print(
+        "predict: a perfect model of N training lengths pays ln(N)/(length+1) for it. The column after the difference"
+    )
+    print("subtracts that amount, for lengths seen in training. Validity is the mean probability of possible next")
+    print("symbols; flawless is the share of strings whose most likely next symbol is always possible.")
     print(f"written to {path}")
     return 0

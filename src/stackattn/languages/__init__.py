@@ -2,19 +2,20 @@
 
 Modules:
 
-    language     the base class of all languages: strings, prefixes, next-symbol distributions
-    grammar      `PCFG`, a grammar as a distribution over strings
-    notation     grammars as text
-    exact        exact numbers of bounded size
-    closure      removal of empty and unary rules without changing the distribution
-    decimals     matrices of high-precision decimals, for `closure`
-    lengths      probabilities and entropies for each length
-    inside       the inside algorithm: probabilities of strings
-    sampling     drawing strings of given lengths
-    parse        most probable derivations and their trees
-    tasks        the languages of the experiments, by name
-    companions   languages that are not context-free
-    datasets     data sets of strings and their files
+    language      the base class of all languages: strings, prefixes, next-symbol distributions
+    grammar       `PCFG`, a grammar as a distribution over strings
+    notation      grammars as text
+    exact         exact numbers of bounded size
+    closure       removal of empty and unary rules without changing the distribution
+    decimals      matrices of high-precision decimals, for `closure`
+    lengths       probabilities and entropies for each length
+    inside        the inside algorithm: probabilities of strings
+    continuations which symbols can follow each prefix
+    sampling      drawing strings of given lengths
+    parse         most probable derivations and their trees
+    tasks         the languages of the experiments, by name
+    companions    languages that are not context-free
+    datasets      data sets of strings and their files
 
 All modules use NumPy. Random functions take an explicit `numpy.random.Generator`, logarithms are natural, and lengths
 do not include an end-of-string symbol.

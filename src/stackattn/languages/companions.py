@@ -80,6 +80,30 @@ class UniformLanguage(Language):
                 row[length] = self._log_prob_of_prefix(prefix, int(length))
         return table
 
+    def _continuations(self, strings: list[np.ndarray]) -> list[np.ndarray]:
+        return [self._continuations_of(string) for string in strings]
+
+    def _continuations_of(self, string: np.ndarray) -> np.ndarray:
+        found = np.zeros((len(string) + 1, len(self.symbols) + 1), dtype=bool)
+        # Longer words need not be tried: with this many letters, the string ends inside the first part of the pattern.
+        for letters in range(len(string) + 2):
+            pattern = self._pattern(letters)
+            source, shift = pattern.source[: len(string) + 1], pattern.shift[: len(string) + 1]
+            word = np.full(letters + 1, -1)  # letters seen so far; the last entry stays unknown
+            for at in range(len(source)):
+                expected = word[source[at]] if source[at] >= 0 else 0
+                choices = range(self._k) if expected < 0 else [expected]
+                found[at, [choice + shift[at] for choice in choices]] = True
+                if at == len(string) or not 0 <= (letter := string[at] - shift[at]) < max(self._k, 1):
+                    break
+                if letter not in choices:
+                    break
+                word[source[at]] = letter if source[at] >= 0 else -1
+            else:
+                if len(pattern.source) <= len(string):
+                    found[len(pattern.source), -1] = True
+        return found
+
     def _log_prob_of_prefix(self, prefix: np.ndarray, length: int) -> float:
         """Return ln of the probability that a string of this length starts with the prefix: -ln k per seen letter."""
         if not len(self.valid_lengths(length, length)):

@@ -158,10 +158,15 @@ def sample_batches(
 
 
 def sample_every_length(
-    language: Language, lengths: tuple[int, int], per_length: int, generator: np.random.Generator
+    language: Language, lengths: tuple[int, int], per_length: int, generator: np.random.Generator, step: int = 1
 ) -> Dataset:
-    """Sample one batch of `per_length` strings for each valid length of the range, in ascending order."""
+    """Sample one batch of `per_length` strings for each valid length of the range, in ascending order.
+
+    With `step`, only one length out of `step` is sampled: the first valid one in each part of the range of that size.
+    """
     valid = language._valid_range(lengths)
+    _, first = np.unique((valid - lengths[0]) // check_integer(step, "step", 1), return_index=True)
+    valid = valid[first]
     return _sample(language, lengths, valid, check_integer(per_length, "per_length", 1), check_generator(generator))
 
 
@@ -185,10 +190,10 @@ def training_sets(
 
 
 def evaluation_set(
-    language: Language, seed: int = 0, lengths: tuple[int, int] = (40, 100), per_length: int = 100
+    language: Language, seed: int = 0, lengths: tuple[int, int] = (40, 100), per_length: int = 100, step: int = 1
 ) -> Dataset:
-    """Sample a test set with strings of every valid length; the default sizes are the paper's."""
-    found = sample_every_length(language, lengths, per_length, np.random.default_rng(seed))
+    """Sample a test set with strings of every valid length, see `sample_every_length`; the defaults are the paper's."""
+    found = sample_every_length(language, lengths, per_length, np.random.default_rng(seed), step)
     found.about.update(set="test", seed=seed)
     return found
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..lines import read_text
 from .closure import ClosedGrammar, close
+from .continuations import continuations
 from .exact import fits
 from .inside import inside
 from .language import Entropy, Language, String, check_generator, check_integer
@@ -220,6 +221,9 @@ class PCFG(Language):
         out[[len(p) == 0 for p in prefixes], 0] = self._closed.empty
         given = self._length_log_probs(longest)
         return out - np.where(np.isneginf(given), 0.0, given)
+
+    def _continuations(self, strings: list[np.ndarray]) -> list[np.ndarray]:
+        return continuations(self._closed, strings)
 
     def _sample_flat(
         self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator

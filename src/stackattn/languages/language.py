@@ -32,7 +32,7 @@ class Entropy:
 class Language(ABC):
     """A distribution over the strings of each length.
 
-    Subclasses implement the five abstract methods; the other methods are derived from them.
+    Subclasses implement the six abstract methods; the other methods are derived from them.
     """
 
     def __init__(self, symbols: Iterable[str], name: str = "") -> None:
@@ -73,6 +73,10 @@ class Language(ABC):
     @abstractmethod
     def _prefix_table(self, prefixes: list[np.ndarray], longest: int) -> np.ndarray:
         """(N, longest+1): ln of the probability that a string of length n starts with the prefix, by n."""
+
+    @abstractmethod
+    def _continuations(self, strings: list[np.ndarray]) -> list[np.ndarray]:
+        """(n+1, V+1) per string: whether each symbol, and the end, can follow the first 0, 1, ..., n symbols."""
 
     def sample(self, length: int, n: int = 1, *, generator: np.random.Generator) -> np.ndarray:
         """Return `n` strings of one length as ids, (n, length), drawn independently from p(w | length)."""
@@ -129,6 +133,31 @@ class Language(ABC):
                 f"prefixes: number {which} ({text!r}) has probability 0 for lengths {lengths[0]}..{lengths[1]}"
             )
         return self._shape(np.exp(table - total[:, None]), one)
+
+    def possible_next_symbols(self, strings: String | Iterable[String]) -> Any:
+        """Return which symbols can follow each prefix of a string, so that some string of the language begins with it.
+
+        Strings of all lengths are considered, and only whether they are possible, not how probable they are.
+
+        Returns:
+            (n+1, V+1) truth values for one string of n symbols, a list of such arrays for a list of strings. Row t
+            belongs to the first t symbols; the last column is the end of the string. The rows of a prefix with which
+            no string of the language begins are False.
+
+        Examples::
+
+            >>> from stackattn.languages import get_language
+            >>> language = get_language("marked-reversal")
+            >>> language.symbols
+            ('0', '1', '#')
+            >>> language.possible_next_symbols("0#").astype(int)
+            array([[1, 1, 1, 0],
+                   [1, 1, 1, 0],
+                   [1, 0, 0, 0]])
+        """
+        batch, one = self._as_strings(strings)
+        found = self._continuations(batch)
+        return found[0] if one else found
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a string; raise ValueError if it contains an unknown symbol."""

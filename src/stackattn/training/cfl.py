@@ -24,6 +24,8 @@ from .options import TrainingConfig
 from .processes import find_device
 from .run import TrainingRun
 
+TESTED_AT_A_TIME = 20  # strings; limits the memory of the stacks on long strings
+
 
 @dataclass(frozen=True)
 class LanguageOptions:
@@ -153,6 +155,12 @@ def negative_log_likelihood(model: nn.Module, language: Language, strings: Tenso
     return cross_entropy(logits.transpose(1, 2), with_eos(language, strings), reduction="none")
 
 
+def next_log_probs(model: nn.Module, language: Language, strings: Tensor) -> Tensor:
+    """(B, n) -> (B, n + 1, symbols and EOS): log-probabilities of the next symbol after each prefix, in float64."""
+    strings = strings.to(next(model.parameters(), strings).device)
+    return model(with_bos(language, strings)).double().log_softmax(2)
+
+
 def by_length(data: Dataset) -> dict[int, Tensor]:
     """Return all strings of each length as one tensor, because larger batches are faster."""
     groups: dict[int, list[np.ndarray]] = defaultdict(list)
@@ -168,8 +176,9 @@ def evaluate_by_length(
     lengths: tuple[int, int] | None = None,
     per_length: int = 100,
     seed: int = 0,
+    step: int = 1,
 ) -> dict[str, Any]:
-    """Return the cross-entropy difference on test strings of each length.
+    """Return the cross-entropy difference and the validity of a model on test strings of each length.
 
     Args:
         model: a model of the language.
@@ -178,34 +187,54 @@ def evaluate_by_length(
         lengths: the range of test lengths; default: the training lengths, with the maximum increased by a quarter.
         per_length: number of strings of each length.
         seed: seed for sampling the strings.
+        step: test one length out of this many.
 
     `difference` is the published convention: the lower bound of each length assumes that the length is known, but the
     model has to predict it, so a perfect model of the training distribution does not reach 0. `difference_from_floor`,
     for the lengths of the training set, subtracts the cost of predicting the length:
     ln(number of lengths) / (length + 1).
+
+    `validity` is the mean probability of the symbols that can continue the prefix to a string of the language, of any
+    length. `flawless` is the share of strings in which the most likely next symbol is possible at every position.
     """
     model.eval()
     lengths = lengths or (training_lengths[0], training_lengths[1] * 5 // 4)
-    test = evaluation_set(language, seed, lengths, per_length)
+    test = evaluation_set(language, seed, lengths, per_length, step)
     bounds = test.lower_bounds_by_length()
     trained = len(language.valid_lengths(*training_lengths))
     rows = []
-    with torch.no_grad():
-        for length, strings in by_length(test).items():
-            found = negative_log_likelihood(model, language, strings).mean().item()
-            difference = found - bounds[length]
-            seen = training_lengths[0] <= length <= training_lengths[1]
-            floor = math.log(trained) / (length + 1)
-            rows.append(
-                {
-                    "length": length,
-                    "cross_entropy": found,
-                    "lower_bound": bounds[length],
-                    "difference": difference,
-                    "difference_from_floor": difference - floor if seen else None,
-                }
-            )
+    for length, strings in by_length(test).items():
+        found, validity, flawless = _measure(model, language, strings)
+        difference = found - bounds[length]
+        seen = training_lengths[0] <= length <= training_lengths[1]
+        floor = math.log(trained) / (length + 1)
+        rows.append(
+            {
+                "length": length,
+                "cross_entropy": found,
+                "lower_bound": bounds[length],
+                "difference": difference,
+                "difference_from_floor": difference - floor if seen else None,
+                "validity": validity,
+                "flawless": flawless,
+            }
+        )
     return {"seed": seed, "per_length": per_length, "lengths": rows}
+
+
+def _measure(model: nn.Module, language: Language, strings: Tensor) -> tuple[float, float, float]:
+    """Return cross-entropy, validity and share of flawless strings of (B, n) strings; see `evaluate_by_length`."""
+    total = valid = flawless = 0.0
+    with torch.no_grad():
+        for part in strings.split(TESTED_AT_A_TIME):
+            log_probs = next_log_probs(model, language, part).cpu()  # (B, n + 1, symbols and EOS)
+            possible = torch.from_numpy(np.stack(language.possible_next_symbols(list(part.numpy()))))
+            total -= log_probs.gather(2, with_eos(language, part)[:, :, None]).sum().item()
+            valid += log_probs.exp().masked_fill(~possible, 0).sum().item()
+            best = log_probs.argmax(2, keepdim=True)
+            flawless += possible.gather(2, best).all(dim=1).sum().item()
+    positions = strings.numel() + len(strings)
+    return total / positions, valid / positions, flawless / len(strings)
 
 
 def evaluate_run(
@@ -214,9 +243,10 @@ def evaluate_run(
     per_length: int = 100,
     seed: int = 0,
     device: str = "cpu",
+    step: int = 1,
 ) -> dict[str, Any]:
     """Apply `evaluate_by_length` to the best model of a run; the result also has the checksum of the model."""
     options = config_of(CFLConfig, folder).language
     model = load(model_folder(folder)).to(find_device(device))
-    found = evaluate_by_length(model, options.make(), options.lengths, lengths, per_length, seed)
+    found = evaluate_by_length(model, options.make(), options.lengths, lengths, per_length, seed, step)
     return {"model": TrainingRun(folder).model_checksum(), **found}
