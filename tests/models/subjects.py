@@ -32,6 +32,7 @@ TOKENS = 5  # size of the models' vocabulary, bos included
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "superposition": lambda: SuperpositionStackAttention(D, 3),
     "superposition x2": lambda: SuperpositionStackAttention(D, 3, heads=2),
+    "superposition, depth 2": lambda: SuperpositionStackAttention(D, 3, depth=2),
     "nondeterministic": lambda: NondeterministicStackAttention(D, 2, 3, 2),
     "nondeterministic x2": lambda: NondeterministicStackAttention(D, 2, 2, 3, heads=2, push_activation="exp"),
     "softmax attention": lambda: SelfAttention(D, 2),
@@ -71,11 +72,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "Tf, tied": lambda: lm("1", tied=True),
     "Tf+Sup": lambda: lm("1.superposition-4.1"),
     "Tf+Nd": lambda: lm("1.nondeterministic-2-2-3.1"),
+    "Tf+Sup, depth 3": lambda: lm("superposition-4d3x2.1"),
     "Tf, mixed": lambda: lm(
         "superposition-3x2.1.nondeterministic-1-2-2x2.nondeterministic-2-1-1", push_activation="published"
     ),
     "LSTM": lambda: lstm(None),
     "LSTM+Sup": lambda: lstm("superposition-3"),
+    "LSTM+Sup, depth 2": lambda: lstm("superposition-3d2"),
     "LSTM+Nd": lambda: lstm("nondeterministic-2-2-3"),
     "Seq2Seq": lambda: seq2seq("2", "2"),
     "Seq2Seq, mixed": lambda: seq2seq("1.nondeterministic-2-2-3", "superposition-3.nondeterministic-2-2-2x2.1"),

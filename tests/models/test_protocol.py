@@ -184,7 +184,9 @@ def test_repr_of_states():
     subject = make("Tf+Nd")
     _, state = subject.extend(subject.inputs(2, 3), subject.initial_state(2))
     assert repr(state).startswith("TransformerState(layers=[LayerState(attention=AttentionState(keys=(2, 2, 3, 3), ")
-    assert "StackState(stack=NondeterministicState(batch_size=2, length=3, device=cpu), values=(2, 4, 3)" in repr(state)
+    assert "StackState(stack=WeightedStack(state=NondeterministicState(batch_size=2, length=3, device=cpu)" in repr(
+        state
+    )
     assert repr(state).endswith("positions=(2,))")
     assert "hidden=(2, 4), cell=(2, 4), stack=None, started=False" in repr(make("LSTM").initial_state(2))
 

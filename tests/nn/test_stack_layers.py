@@ -243,3 +243,27 @@ def test_integer_inputs_are_refused(kind):
             TypeError, match=r"x: expected a floating-point tensor of shape \(B, T, 6\), got torch.int64"
         ):
             call()
+
+
+def test_depth_is_that_of_the_operator():
+    layer, exact, x = superposition(depth=2), superposition(), inputs()
+    layer.load_state_dict(exact.state_dict())
+    values = layer.to_values(x).sigmoid()
+    y, weights, actions = layer(x, return_weights=True, return_actions=True)
+    expected = layer.to_output(reference.superposition_readings(actions, values, 2))
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(weights, reference.superposition_weights(actions, 2))
+    assert not torch.allclose(exact(x), expected)
+
+
+def test_a_state_of_another_depth():
+    layer, x = superposition(depth=3), inputs()
+    with pytest.raises(ValueError, match="state: expected a state with depth 3 like the layer, got depth None"):
+        layer.extend(x, superposition().initial_state(B))
+
+
+@pytest.mark.parametrize("depth", [0, 1.5, True])
+def test_wrong_depth(depth):
+    with pytest.raises(ValueError, match=f"depth: expected a positive integer, or None for no limit, got {depth!r}"):
+        superposition(depth=depth)

@@ -205,6 +205,8 @@ LISTS = {
         StackSpec("nondeterministic", (2, 3, 10), 2),
         SoftmaxSpec(),
     ],
+    "superposition-32d64": [StackSpec("superposition", (32,), limit=64)],
+    "superposition-8d5x2": [StackSpec("superposition", (8,), 2, 5)],
     "superposition-1.superposition-1": [StackSpec("superposition", (1,))] * 2,
 }
 
@@ -239,6 +241,10 @@ def test_formatting_adds_neighbouring_numbers():
         ("superposition-3x0", "superposition-3x0"),
         ("superposition-3x", "superposition-3x"),
         ("superposition-3x2x2", "superposition-3x2x2"),
+        ("superposition-3d0", "superposition-3d0"),
+        ("superposition-3d", "superposition-3d"),
+        ("superposition-3w5", "superposition-3w5"),
+        ("superposition-3x2d5", "superposition-3x2d5"),
         ("2.nondeterministic-3-3.2", "nondeterministic-3-3"),
         ("nondeterministic-3-3-5-1", "nondeterministic-3-3-5-1"),
         ("superpositoin-3", "superpositoin-3"),
@@ -281,6 +287,8 @@ def test_absurd_layers_are_refused(layers, message):
         (("queue", (3,)), "kind: expected one of 'superposition', 'nondeterministic', got 'queue'"),
         (("superposition", (3, 3)), r"sizes: expected 1 for superposition \(stack_embedding_size\), got \(3, 3\)"),
         (("nondeterministic", (2, 0, 5)), "num_symbols: expected an integer from 1 to 1000000, got 0"),
+        (("superposition", (3,), 1, 0), "depth: expected an integer from 1 to 1000000, got 0"),
+        (("superposition", (3,), 1, 2.5), "depth: expected an integer from 1 to 1000000, got 2.5"),
         (("superposition", (3,), True), "heads: expected an integer from 1 to 1000000, got True"),
     ],
 )

@@ -54,7 +54,7 @@ class StackCacheLayer(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.state is not None:
-            self.state = self.state.reorder(beam_idx.to(self.state.values.device))
+            self.state = self.state.reorder(beam_idx.to(self.state.device))
 
     batch_select_indices = reorder_cache
 

@@ -126,6 +126,8 @@ class LSTMLM(nn.Module):
         """
         if not isinstance(self.stack, SuperpositionLSTMStack) or tokens.shape[1] < 3 or not is_plain(self.bias):
             return None
+        if self.stack.depth is not None and self.stack.depth < tokens.shape[1]:
+            return None
         size = self.config.input_size - 1
         inputs = linear(self._one_hot(tokens[:, 1:]), self.weight_input[:, :size], self.bias)  # (B, T - 1, 4 h)
         maps = self.stack.maps()

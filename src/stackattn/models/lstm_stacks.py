@@ -81,12 +81,13 @@ class VectorStack(State):
 
 
 class SuperpositionLSTMStack(LSTMStack):
-    """A superposition stack, stored as vectors."""
+    """A superposition stack, stored as vectors; with `depth`, only the top ones are kept."""
 
     kind = SuperpositionStackAttention.kind
 
-    def __init__(self, hidden_size: int, stack_embedding_size: int):
+    def __init__(self, hidden_size: int, stack_embedding_size: int, depth: int | None = None):
         super().__init__(hidden_size, 3, stack_embedding_size, stack_embedding_size)
+        self.depth = depth
 
     def split_actions(self, logits: Tensor) -> tuple[Tensor]:
         return (logits.softmax(-1),)  # (B, T, 3): push, no-op, pop
@@ -104,6 +105,7 @@ class SuperpositionLSTMStack(LSTMStack):
         elements = push * above + noop * same + pop * below
         if active is not None:
             elements = elements.where(active[:, None, None], same)
+        elements = elements[:, : self.depth]
         return VectorStack(elements, elements[:, 0])
 
 
@@ -157,11 +159,11 @@ class NondeterministicLSTMStack(LSTMStack):
 LSTM_STACKS: dict[str, type[LSTMStack]] = {
     layer.kind: layer for layer in (SuperpositionLSTMStack, NondeterministicLSTMStack)
 }
-"""The class for each kind of stack. Its arguments are `hidden_size` and the sizes of the kind."""
+"""The class for each kind of stack. Its arguments are `hidden_size`, the sizes of the kind, and its limit."""
 
 
 def build_lstm_stack(spec: StackSpec, hidden_size: int) -> LSTMStack:
     """Create the stack of a specification. Raises ValueError for a kind without an LSTM stack."""
     if spec.kind not in LSTM_STACKS:
         raise ValueError(f"stack: expected one of {', '.join(LSTM_STACKS)}, got {spec.kind!r}")
-    return LSTM_STACKS[spec.kind](hidden_size, **spec.named_sizes)  # pyright: ignore
+    return LSTM_STACKS[spec.kind](hidden_size, **spec.arguments)  # pyright: ignore

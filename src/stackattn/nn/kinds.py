@@ -33,6 +33,17 @@ class StackKind:
         """Name in the layer notation."""
         return self.layer.kind
 
+    @property
+    def limit(self) -> str | None:
+        """Name of the layer's optional limit, such as `depth`. Its first letter is the suffix in the layer notation."""
+        return self.layer.limit_name
+
+    @property
+    def examples(self) -> list[str]:
+        """Layers of this kind in the layer notation, without and with a limit."""
+        text = "-".join([self.name, *"3" * len(self.sizes)])
+        return [text] if self.limit is None else [text, f"{text}{self.limit[0]}64"]
+
     def push_activation(self, option: str) -> str:
         """Resolve a value of the option `push_activation` to the activation of this kind."""
         return self.published_push_activation if option == "published" else option

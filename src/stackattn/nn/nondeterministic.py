@@ -9,7 +9,7 @@ from ..ops import NondeterministicState, nondeterministic_weights
 from ..ops.readings import joined_readings
 from ..ops.transitions import split_transitions
 from .checks import check_positive
-from .stack import StackAttention
+from .stack import StackAttention, WeightedStack
 
 
 class NondeterministicStackAttention(StackAttention):
@@ -34,7 +34,7 @@ class NondeterministicStackAttention(StackAttention):
     """
 
     kind = "nondeterministic"
-    stack_type = NondeterministicState
+    stack_type = WeightedStack
 
     def __init__(
         self,
@@ -73,17 +73,21 @@ class NondeterministicStackAttention(StackAttention):
     def read_stack(self, logits: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
         return joined_readings(self._joined(logits), values, lengths).flatten(2)
 
-    def initial_stack(self, batch_size: int) -> NondeterministicState:
-        return NondeterministicState.empty(batch_size, self.num_states, self.num_symbols, device=self.bottom.device)
+    def initial_stack(self, batch_size: int) -> WeightedStack:
+        sizes, device = (self.num_states, self.num_symbols), self.bottom.device
+        state = NondeterministicState.empty(batch_size * self.heads, *sizes, device=device)
+        return WeightedStack(state, self.initial_values(batch_size))
 
     def initial_values(self, batch_size: int) -> Tensor:
         """The bottom vector, (B * heads, 1, m)."""
         return self.bottom.sigmoid().reshape(self.heads, 1, -1).repeat(batch_size, 1, 1)
 
     def extend_stack(
-        self, stack: NondeterministicState, logits: Tensor, lengths: Tensor | None
-    ) -> tuple[Tensor, NondeterministicState]:
-        return stack.extend_joined(self._joined(logits), lengths)
+        self, stack: WeightedStack, logits: Tensor, values: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, WeightedStack]:
+        weights, state = stack.state.extend_joined(self._joined(logits), lengths)
+        values = torch.cat([stack.values, values], dim=1)
+        return self.readings(weights, values), WeightedStack(state, values)
 
     def _joined(self, logits: Tensor) -> Tensor:
         """Log weights of push, replace and pop in one tensor, (B, T, Q, S, Q S + Q S + Q)."""

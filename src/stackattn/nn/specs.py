@@ -33,8 +33,8 @@ class StackSpec:
 
     Examples::
 
-        spec = StackSpec("nondeterministic", (3, 3, 5), heads=2)
-        str(spec)                                                     # 'nondeterministic-3-3-5x2'
+        spec = StackSpec("superposition", (32,), heads=2, limit=64)
+        str(spec)                                                     # 'superposition-32d64x2'
         layer = spec.build(d_model=28)
     """
 
@@ -44,13 +44,17 @@ class StackSpec:
     """Sizes in the order of `STACK_KINDS[kind].sizes`."""
     heads: int = 1
     """Number of independent stacks."""
+    limit: int | None = None
+    """Limit `STACK_KINDS[kind].limit` of the stack, such as its depth; None: no limit."""
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, STACK_KINDS)
         names = STACK_KINDS[self.kind].sizes
         if len(self.sizes) != len(names):
             raise ValueError(f"sizes: expected {len(names)} for {self.kind} ({', '.join(names)}), got {self.sizes!r}")
-        for name, size in (*self.named_sizes.items(), ("heads", self.heads)):
+        if self.limit is not None and STACK_KINDS[self.kind].limit is None:
+            raise ValueError(f"limit: expected None for {self.kind}, which has no limit, got {self.limit!r}")
+        for name, size in (*self.arguments.items(), ("heads", self.heads)):
             if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
                 raise ValueError(f"{name}: expected an integer from 1 to {MAX_SIZE}, got {size!r}")
 
@@ -58,6 +62,12 @@ class StackSpec:
     def named_sizes(self) -> dict[str, int]:
         """Sizes by name, such as `{"stack_embedding_size": 32}`."""
         return dict(zip(STACK_KINDS[self.kind].sizes, self.sizes, strict=True))
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """Sizes and the limit, if there is one, by name."""
+        limit = {} if self.limit is None else {STACK_KINDS[self.kind].limit: self.limit}
+        return {**self.named_sizes, **limit}  # pyright: ignore[reportReturnType]
 
     def build(self, d_model: int, *, push_activation: str = "sigmoid") -> StackAttention:
         """Create the attention layer.
@@ -69,11 +79,13 @@ class StackSpec:
         check_choice("push_activation", push_activation, PUSH_ACTIVATION_OPTIONS)
         kind = STACK_KINDS[self.kind]
         activation = kind.push_activation(push_activation)
-        return kind.layer(d_model, **self.named_sizes, heads=self.heads, push_activation=activation)  # pyright: ignore
+        return kind.layer(d_model, **self.arguments, heads=self.heads, push_activation=activation)  # pyright: ignore
 
     def __str__(self) -> str:
+        name = STACK_KINDS[self.kind].limit
+        limit = "" if self.limit is None or name is None else f"{name[0]}{self.limit}"
         heads = "" if self.heads == 1 else f"x{self.heads}"
-        return "-".join([self.kind, *map(str, self.sizes)]) + heads
+        return "-".join([self.kind, *map(str, self.sizes)]) + limit + heads
 
 
 LayerSpec = SoftmaxSpec | StackSpec
@@ -103,7 +115,10 @@ def build_attention(
 
 _NUMBER = r"[1-9][0-9]*"
 _COUNT = re.compile(_NUMBER)
-_STACK = re.compile(rf"(?P<kind>[a-z]+)-(?P<sizes>{_NUMBER}(?:-{_NUMBER})*)(?:x(?P<heads>{_NUMBER}))?")
+_STACK = re.compile(
+    rf"(?P<kind>[a-z]+)-(?P<sizes>{_NUMBER}(?:-{_NUMBER})*)"
+    rf"(?:(?P<letter>[a-wyz])(?P<limit>{_NUMBER}))?(?:x(?P<heads>{_NUMBER}))?"
+)
 
 
 def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
@@ -111,7 +126,8 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
 
     Args:
         layers: parts joined by dots. A number stands for that many layers of softmax attention; `superposition-M` and
-            `nondeterministic-Q-S-M` are stack layers, with the suffix `xH` for H heads. An int is the same as its text.
+            `nondeterministic-Q-S-M` are stack layers. `superposition-MdK` keeps only the top K elements, and the suffix
+            `xH` stands for H heads. An int is the same as its text.
         name: name of the argument in error messages.
 
     Raises:
@@ -157,12 +173,14 @@ def _parse_stack(part: str, text: str, name: str) -> StackSpec:
     found = _STACK.fullmatch(part)
     sizes = found["sizes"].split("-") if found else []
     kind = STACK_KINDS.get(found["kind"]) if found else None
-    if found is None or kind is None or len(sizes) != len(kind.sizes):
-        stacks = " or ".join(repr("-".join([kind.name, *"3" * len(kind.sizes)])) for kind in STACK_KINDS.values())
-        expected = f"expected parts like '2', {stacks} joined by dots"
+    letters = (None, kind.limit[0]) if kind is not None and kind.limit is not None else (None,)
+    if found is None or kind is None or len(sizes) != len(kind.sizes) or found["letter"] not in letters:
+        examples = [repr(text) for kind in STACK_KINDS.values() for text in kind.examples]
+        expected = f"expected parts like '2', {', '.join(examples[:-1])} or {examples[-1]} joined by dots"
         raise FieldError(name, f"{expected}, got {_brief(part)} in {_brief(text)}")
-    numbers = [_parse_number(size, MAX_SIZE, text, name) for size in (*sizes, found["heads"] or "1")]
-    return StackSpec(kind.name, tuple(numbers[:-1]), numbers[-1])
+    *numbers, heads = (_parse_number(size, MAX_SIZE, text, name) for size in (*sizes, found["heads"] or "1"))
+    limit = None if found["limit"] is None else _parse_number(found["limit"], MAX_SIZE, text, name)
+    return StackSpec(kind.name, tuple(numbers), heads, limit)
 
 
 def _parse_number(digits: str, limit: int, text: str, name: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..ops.checks import check_limit
 from .checks import check_choice, check_positive, check_vectors
 from .state import State, without_padding
 
@@ -21,16 +22,35 @@ PUSH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, repr=False)
+class WeightedStack(State):
+    """A stack whose state gives attention weights, with the values that they refer to."""
+
+    state: Any  # state of the operator
+    values: Tensor  # (B, initial values + steps so far, m)
+
+    @property
+    def batch_size(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+
+@dataclass(frozen=True, repr=False)
 class StackState(State):
     """State of a stack attention layer between two calls of `extend`."""
 
-    stack: Any  # state of the operator, batch size B * heads
-    values: Tensor  # (B * heads, initial values + steps so far, m)
+    stack: Any  # state that gives readings, or a WeightedStack; batch size B * heads
     heads: int
 
     @property
     def batch_size(self) -> int:
-        return self.values.shape[0] // self.heads
+        return self.stack.batch_size // self.heads
+
+    @property
+    def device(self) -> torch.device:
+        return self.stack.device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> StackState:
         """Apply `function` to each tensor, with shape (B, ...) for one head and (B, heads, ...) for several."""
@@ -58,6 +78,7 @@ class StackAttention(nn.Module, ABC):
         num_actions: number of action logits per head.
         stack_embedding_size: size m of the vectors on the stack.
         reading_size: size of a reading per head.
+        limit: the argument `limit_name` of the layer; None: no limit.
         heads: number of independent stacks.
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
     """
@@ -65,7 +86,9 @@ class StackAttention(nn.Module, ABC):
     kind: ClassVar[str]
     """Name of the kind of stack in the layer notation."""
     stack_type: ClassVar[type]
-    """Class of the operator's state."""
+    """Class of the stack's state."""
+    limit_name: ClassVar[str | None] = None
+    """Name of the argument that limits the size of the stack's state; None: there is none."""
 
     def __init__(
         self,
@@ -74,12 +97,15 @@ class StackAttention(nn.Module, ABC):
         stack_embedding_size: int,
         reading_size: int,
         *,
+        limit: int | None = None,
         heads: int,
         push_activation: str,
     ):
         super().__init__()
         check_positive(d_model=d_model, stack_embedding_size=stack_embedding_size, heads=heads)
+        check_limit(self.limit_name or "limit", limit)
         check_choice("push_activation", push_activation, PUSH_ACTIVATIONS)
+        self.limit = limit
         self.heads = heads
         self.push_activation = push_activation
         self.to_actions = nn.Linear(d_model, heads * num_actions, bias=False)
@@ -107,14 +133,14 @@ class StackAttention(nn.Module, ABC):
 
     @abstractmethod
     def initial_stack(self, batch_size: int) -> Any:
-        """Create the operator's state before the first step."""
+        """Create the state of the stacks of `batch_size` sequences before the first step."""
 
     @abstractmethod
-    def extend_stack(self, stack: Any, logits: Tensor, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        """Take T more steps from logits (B, T, num_actions).
+    def extend_stack(self, stack: Any, logits: Tensor, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        """Take T more steps from logits (B, T, num_actions), pushing values (B, T, m).
 
         Returns:
-            Attention weights (B, T, initial values + steps so far, ...) and the new state.
+            Readings (B, T, reading_size) and the new state.
         """
 
     def initial_values(self, batch_size: int) -> Tensor:
@@ -195,19 +221,24 @@ class StackAttention(nn.Module, ABC):
 
     def initial_state(self, batch_size: int) -> StackState:
         """Create the state before the first step."""
-        return StackState(self.initial_stack(batch_size * self.heads), self.initial_values(batch_size), self.heads)
+        return StackState(self.initial_stack(batch_size), self.heads)
 
     def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
         """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
         x = self._check(x, lengths)
+        self._check_state(state)
+        logits, values = self._action_logits(x), self._pushed(x)
+        readings, stack = self.extend_stack(state.stack, logits, values, self._repeat_lengths(lengths))
+        return self.to_output(self._join_heads(readings)), StackState(stack, self.heads)
+
+    def _check_state(self, state: StackState) -> None:
         if not isinstance(state, StackState) or not isinstance(state.stack, self.stack_type):
             found = type(state.stack if isinstance(state, StackState) else state).__name__
             raise TypeError(f"state: expected a state from this layer's initial_state or extend, got {found}")
-        logits = self._action_logits(x)
-        weights, stack = self.extend_stack(state.stack, logits, self._repeat_lengths(lengths))
-        values = torch.cat([state.values, self._pushed(x)], dim=1)
-        y = self.to_output(self._join_heads(self.readings(weights, values)))
-        return y, StackState(stack, values, self.heads)
+        name = self.limit_name
+        if name is not None and getattr(state.stack, name) != self.limit:
+            found = getattr(state.stack, name)
+            raise ValueError(f"state: expected a state with {name} {self.limit} like the layer, got {name} {found}")
 
     def _check(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         check_vectors("x", x, self.to_actions.in_features, lengths)

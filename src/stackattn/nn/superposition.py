@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..ops import SuperpositionState, superposition_readings, superposition_weights
+from ..ops import SuperpositionReadingState, superposition_readings, superposition_weights
 from .stack import StackAttention
 
 
@@ -14,11 +14,13 @@ class SuperpositionStackAttention(StackAttention):
     Args:
         d_model: size of inputs and outputs.
         stack_embedding_size: size m of the vectors on the stack (default: `d_model`).
+        depth: number of elements that are kept, the top ones (default: all). The time of a full pass is then linear in
+            the number of steps, and that of a single step is constant.
         heads: number of independent stacks.
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 
     Raises:
-        ValueError: a size is not a positive integer, or the activation is unknown.
+        ValueError: a size or the depth is not a positive integer, or the activation is unknown.
 
     Examples::
 
@@ -28,31 +30,40 @@ class SuperpositionStackAttention(StackAttention):
     """
 
     kind = "superposition"
-    stack_type = SuperpositionState
+    stack_type = SuperpositionReadingState
+    limit_name = "depth"
 
     def __init__(
-        self, d_model: int, stack_embedding_size: int | None = None, *, heads: int = 1, push_activation: str = "sigmoid"
+        self,
+        d_model: int,
+        stack_embedding_size: int | None = None,
+        *,
+        depth: int | None = None,
+        heads: int = 1,
+        push_activation: str = "sigmoid",
     ):
         m = d_model if stack_embedding_size is None else stack_embedding_size
-        super().__init__(d_model, 3, m, m, heads=heads, push_activation=push_activation)
+        super().__init__(d_model, 3, m, m, limit=depth, heads=heads, push_activation=push_activation)
         self.reset_parameters()
 
     def split_actions(self, logits: Tensor) -> tuple[Tensor]:
         return (logits.softmax(-1),)  # (B, T, 3): push, no-op, pop
 
     def weights(self, actions: tuple[Tensor, ...], lengths: Tensor | None) -> Tensor:
-        return superposition_weights(actions[0], lengths)  # (B, T, T)
+        return superposition_weights(actions[0], lengths, depth=self.limit)  # (B, T, T)
 
     def readings(self, weights: Tensor, values: Tensor) -> Tensor:
         return weights @ values
 
     def read_stack(self, logits: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
-        return superposition_readings(*self.split_actions(logits), values, lengths)
+        return superposition_readings(*self.split_actions(logits), values, lengths, depth=self.limit)
 
-    def initial_stack(self, batch_size: int) -> SuperpositionState:
-        return SuperpositionState.empty(batch_size, device=self.to_values.weight.device)
+    def initial_stack(self, batch_size: int) -> SuperpositionReadingState:
+        weight = self.to_values.weight
+        m, place = weight.shape[0] // self.heads, {"dtype": weight.dtype, "device": weight.device}
+        return SuperpositionReadingState.empty(batch_size * self.heads, m, depth=self.limit, **place)
 
     def extend_stack(
-        self, stack: SuperpositionState, logits: Tensor, lengths: Tensor | None
-    ) -> tuple[Tensor, SuperpositionState]:
-        return stack.extend(*self.split_actions(logits), lengths)
+        self, stack: SuperpositionReadingState, logits: Tensor, values: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, SuperpositionReadingState]:
+        return stack.extend(*self.split_actions(logits), values, lengths)

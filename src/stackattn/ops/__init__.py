@@ -3,9 +3,11 @@
 - superposition.py: `superposition_weights`
 - nondeterministic.py: `nondeterministic_weights`
 - readings.py: weights times values without the weights: `nondeterministic_readings`, `superposition_readings`
+- vectors.py: the superposition stack as its vectors
 - attention.py: causal softmax attention with dropout; dropout.py: dropout; lstm.py: an LSTM with a superposition stack
 - keep_mask.py: the random numbers of dropout
 - states.py: both stacks step by step; extension.py: the operator behind them, with its gradient
+- reading_states.py: stacks step by step that return readings instead of attention weights
 - runs.py: single runs of the nondeterministic stack
 - reference.py: the paper's equations, literal and slow; the oracle of the tests
 - dispatch.py: the available backends, and which one to use
@@ -23,6 +25,7 @@ NOTATION.md explains the letters.
 from .attention import causal_attention
 from .dispatch import backends
 from .nondeterministic import nondeterministic_weights
+from .reading_states import SuperpositionReadingState
 from .readings import nondeterministic_readings, superposition_readings
 from .runs import AutomatonRun, Operation, best_runs, sample_runs
 from .states import NondeterministicState, SuperpositionState
@@ -32,6 +35,7 @@ __all__ = [
     "AutomatonRun",
     "NondeterministicState",
     "Operation",
+    "SuperpositionReadingState",
     "SuperpositionState",
     "backends",
     "best_runs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,35 @@ def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
         raise ValueError(f"lengths: expected device {x.device} like the other arguments, got {lengths.device}")
 
 
+def check_count(name: str, count: int, *, least: int = 1) -> None:
+    """Check that `count` is an integer of at least `least`, which is 0 or 1."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{name}: expected a {'positive' if least else 'non-negative'} integer, got {count!r}")
+
+
+def check_limit(name: str, limit: int | None) -> None:
+    """Check the depth or window of a stack: None is no limit."""
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise ValueError(f"{name}: expected a positive integer, or None for no limit, got {limit!r}")
+
+
+def check_values(values: Tensor, actions: Tensor, rows: int) -> None:
+    """Check the vectors that are pushed: (B, rows, m), on the device of the actions."""
+    check_tensor("values", values)
+    if values.dim() != 3 or values.shape[:2] != (actions.shape[0], rows) or values.shape[2] == 0:
+        raise ValueError(f"values: expected shape ({actions.shape[0]}, {rows}, m), got {tuple(values.shape)}")
+    if values.device != actions.device:
+        raise ValueError(f"values: expected device {actions.device} like the other arguments, got {values.device}")
+
+
+def check_same_batch(name: str, x: Tensor, state: Any) -> None:
+    """Check that `x` fits the batch size and device of a state."""
+    if x.shape[0] != state.batch_size:
+        raise ValueError(f"{name}: expected {state.batch_size} sequences like the state, got {x.shape[0]}")
+    if x.device != state.device:
+        raise ValueError(f"{name}: expected device {state.device} like the state, got {x.device}")
+
+
 # The following checks read values, so they are called inside the operators, which torch.compile does not trace.
 
 
@@ -74,6 +105,17 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
         b = int(bad[0])
         raise ValueError(f"lengths: expected values from 0 to T = {T}, got {int(lengths[b])} for sequence {b}")
     return lengths
+
+
+def check_index(index: Tensor, state: Any) -> Tensor:
+    """The positions of sequences in the batch of a state, validated, as int64."""
+    if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+        raise ValueError(f"index: expected a vector of integers, got {index!r}")
+    if index.device != state.device:
+        raise ValueError(f"index: expected device {state.device} like the state, got {index.device}")
+    if ((index < 0) | (index >= state.batch_size)).any():
+        raise ValueError(f"index: expected integers from 0 to {state.batch_size - 1}, got {index.tolist()}")
+    return index.long()
 
 
 def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: bool) -> None:

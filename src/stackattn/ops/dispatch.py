@@ -95,6 +95,14 @@ def choose(backend: str, device: torch.device) -> str:
     return backend
 
 
+def choose_for_state(backend: str, device: torch.device) -> str:
+    """Like `choose`, for a state, which the reference does not have."""
+    backend = choose(backend, device)
+    if backend == "reference":
+        raise ValueError("backend: expected 'auto', 'torch' or 'cpp' for a state, got 'reference'")
+    return backend
+
+
 @functools.cache
 def _warn_once() -> None:
     warnings.warn(f"stackattn uses its slower `torch` backend: {_kernel_status()}", RuntimeWarning, stacklevel=4)

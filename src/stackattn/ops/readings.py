@@ -12,7 +12,7 @@ import os
 import torch
 from torch import Tensor
 
-from . import checks
+from . import checks, vectors
 from .cpp import native
 from .dispatch import choose
 from .eager import is_plain
@@ -63,7 +63,7 @@ def nondeterministic_readings(
         readings = nondeterministic_readings(log_push, log_replace, log_pop, values)
     """
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
-    _check_values(values, log_push, log_push.shape[1] + 1)
+    checks.check_values(values, log_push, log_push.shape[1] + 1)
     backend = choose(backend, log_push.device)
     if backend == "cpp" and _pays(values):
         return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
@@ -83,7 +83,12 @@ def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None)
 
 
 def superposition_readings(
-    actions: Tensor, values: Tensor, lengths: Tensor | None = None, *, backend: str = "auto"
+    actions: Tensor,
+    values: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    depth: int | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Readings of the superposition stack: the top element, a mixture of the pushed vectors.
 
@@ -93,11 +98,13 @@ def superposition_readings(
             The vectors that are pushed.
         lengths: (B,), optional
             Steps of each sequence. Later steps are not read; their readings and gradients are zero.
+        depth: number of elements that are kept after each step, the top ones. The time is then linear in T. By default,
+            all elements are kept.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, m)
-            `superposition_weights(actions, lengths) @ values`
+            `superposition_weights(actions, lengths, depth=depth) @ values`
 
     Raises:
         TypeError, ValueError: an argument has the wrong shape, dtype or device, or an action is nan or infinite.
@@ -107,20 +114,15 @@ def superposition_readings(
         readings = superposition_readings(logits.softmax(-1), values)
     """
     checks.check_actions(actions, lengths)
-    _check_values(values, actions, actions.shape[1])
+    checks.check_values(values, actions, actions.shape[1])
+    checks.check_limit("depth", depth)
     backend = choose(backend, actions.device)
+    if depth is not None and backend != "reference":
+        return vectors.readings(actions, values, lengths, depth, backend)
     if backend == "cpp" and _pays(values):
         return _readings(actions, values, lengths)
-    weights = superposition_weights(actions, lengths, backend=backend)
+    weights = superposition_weights(actions, lengths, depth=depth, backend=backend)
     return weights @ _without_padding(values, lengths, actions.shape[1]).to(weights.dtype)
-
-
-def _check_values(values: Tensor, actions: Tensor, rows: int) -> None:
-    checks.check_tensor("values", values)
-    if values.dim() != 3 or values.shape[:2] != (actions.shape[0], rows) or values.shape[2] == 0:
-        raise ValueError(f"values: expected shape ({actions.shape[0]}, {rows}, m), got {tuple(values.shape)}")
-    if values.device != actions.device:
-        raise ValueError(f"values: expected device {actions.device} like the other arguments, got {values.device}")
 
 
 def _pays(values: Tensor) -> bool:

@@ -15,8 +15,11 @@ from .pytorch.extended import LOWEST
 from .pytorch.log_chart import log_einsum, log_sum
 
 
-def superposition_readings(actions: Tensor, values: Tensor) -> Tensor:
-    """Readings (B, T, m) of actions (B, T, 3), in the order push, no-op, pop, on values (B, T, m)."""
+def superposition_readings(actions: Tensor, values: Tensor, depth: int | None = None) -> Tensor:
+    """Readings (B, T, m) of actions (B, T, 3), in the order push, no-op, pop, on values (B, T, m).
+
+    With `depth`, only the top `depth` elements are kept after each step.
+    """
     (B, n, m), dtype = values.shape, values.dtype
     actions, values = actions.double(), values.double()
     V = values[:, :0]  # (B, t, m): the stack matrix after step t, top first
@@ -24,19 +27,19 @@ def superposition_readings(actions: Tensor, values: Tensor) -> Tensor:
     for t in range(1, n + 1):
         padded = torch.cat([V, values.new_zeros(B, 2, m)], 1)
         above = torch.cat([values[:, t - 1 : t], V], 1)
-        at = padded[:, :t]
-        below = padded[:, 1 : t + 1]
+        at = padded[:, : above.shape[1]]
+        below = padded[:, 1:]
         push, noop, pop = actions[:, t - 1, :, None, None].unbind(1)
-        V = push * above + noop * at + pop * below
+        V = (push * above + noop * at + pop * below)[:, :depth]
         readings.append(V[:, :1])
     return torch.cat(readings, 1).to(dtype)
 
 
-def superposition_weights(actions: Tensor) -> Tensor:
+def superposition_weights(actions: Tensor, depth: int | None = None) -> Tensor:
     """Weights (B, T, T) of actions (B, T, 3): `weights[:, t, i]` is the share of value i in the reading of step t."""
     B, n, _ = actions.shape
     one_hot = torch.eye(n, dtype=actions.dtype, device=actions.device)
-    return superposition_readings(actions, one_hot.expand(B, n, n))
+    return superposition_readings(actions, one_hot.expand(B, n, n), depth)
 
 
 def nondeterministic_readings(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import checks
 from .cpp import native
-from .dispatch import choose
+from .dispatch import choose, choose_for_state
 from .extension import Buffer, Extension, extend, same_place, with_idle_steps
 from .lengths import length_mask
 from .nondeterministic import nondeterministic_weights
@@ -52,13 +52,7 @@ class _State:
 
     def reorder(self: Self, index: Tensor) -> Self:
         """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""
-        if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise ValueError(f"index: expected a vector of integers, got {index!r}")
-        if index.device != self.device:
-            raise ValueError(f"index: expected device {self.device} like the state, got {index.device}")
-        if ((index < 0) | (index >= self.batch_size)).any():
-            raise ValueError(f"index: expected integers from 0 to {self.batch_size - 1}, got {index.tolist()}")
-        index = index.long()
+        index = checks.check_index(index, self)
         if self._tensor.requires_grad and torch.is_grad_enabled():
             return self.map(lambda x: x.index_select(0, index))
         # Copied into a buffer with room for a few more steps: beam search extends and reorders again.
@@ -96,12 +90,6 @@ class _State:
 
             history = History(self._history, None, as_of_now)
         return type(self)(tensor, buffer, self.length, self._layout, self._backend, history)
-
-    def _check_batch(self, name: str, x: Tensor) -> None:
-        if x.shape[0] != self.batch_size:
-            raise ValueError(f"{name}: expected {self.batch_size} sequences like the state, got {x.shape[0]}")
-        if x.device != self.device:
-            raise ValueError(f"{name}: expected device {self.device} like the state, got {x.device}")
 
     def _room(self, T: int) -> Buffer:
         """A buffer that contains this state and has room for T steps, reserved for the caller."""
@@ -160,7 +148,7 @@ class SuperpositionState(_State):
             Attention weights (B, c, length + c), and the new state.
         """
         checks.check_actions(actions, lengths)
-        self._check_batch("actions", actions)
+        checks.check_same_batch("actions", actions, self)
         lengths = checks.copy_lengths(lengths, actions.shape[1])
         if self._backend != "cpp":
             checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
@@ -200,9 +188,8 @@ class NondeterministicState(_State):
         backend: str = "auto",
     ) -> NondeterministicState:
         """States of `batch_size` stacks with only the bottom element. `backend` is `"auto"`, `"torch"` or `"cpp"`."""
-        for name, x in (("num_states", num_states), ("num_symbols", num_symbols)):
-            if not isinstance(x, int) or x < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {x!r}")
+        checks.check_count("num_states", num_states)
+        checks.check_count("num_symbols", num_symbols)
         return _empty(cls, batch_size, Layout(num_states, num_symbols), device, backend)
 
     def extend(
@@ -227,7 +214,7 @@ class NondeterministicState(_State):
     def extend_joined(self, rows: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, NondeterministicState]:
         """Like `extend`, from the result of `join_transitions`. The state keeps the tensor: do not modify it."""
         Q, S = self._layout
-        self._check_batch("log_push", rows)
+        checks.check_same_batch("log_push", rows, self)
         if rows.shape[2:] != (Q, S, 2 * Q * S + Q):
             got = tuple(rows.shape[2:4])
             raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
@@ -264,10 +251,7 @@ class NondeterministicState(_State):
 
 
 def _empty(cls, batch_size: int, layout: Layout, device: torch.device | str, backend: str):
-    if not isinstance(batch_size, int) or batch_size < 0:
-        raise ValueError(f"batch_size: expected a non-negative integer, got {batch_size!r}")
-    backend = choose(backend, torch.device(device))
-    if backend == "reference":
-        raise ValueError("backend: expected 'auto', 'torch' or 'cpp' for a state, got 'reference'")
+    checks.check_count("batch_size", batch_size, least=0)
+    backend = choose_for_state(backend, torch.device(device))
     tensor = torch.empty(batch_size, 0, dtype=torch.float64, device=device)
     return cls(tensor, Buffer(tensor, 0), 0, layout, backend, None)

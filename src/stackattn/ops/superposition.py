@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import checks, reference
+from . import checks, reference, vectors
 from .cpp import native
 from .dispatch import choose
 from .lengths import length_mask
@@ -13,7 +13,9 @@ from .pytorch import operators as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
-def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+def superposition_weights(
+    actions: Tensor, lengths: Tensor | None = None, *, depth: int | None = None, backend: str = "auto"
+) -> Tensor:
     """Attention weights of the superposition stack: the share of each earlier value in the top element.
 
     Args:
@@ -21,6 +23,7 @@ def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, bac
             Weights of push, no-op and pop at each step: probabilities, for example from a softmax, not logits.
         lengths: (B,), optional
             Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
+        depth: number of elements that are kept after each step, the top ones. By default, all elements are kept.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
 
     Returns:
@@ -45,19 +48,24 @@ def superposition_weights(actions: Tensor, lengths: Tensor | None = None, *, bac
         >>> readings = superposition_weights(actions) @ values  # (B, T, m)
     """
     checks.check_actions(actions, lengths)
+    checks.check_limit("depth", depth)
     backend = choose(backend, actions.device)
     if backend == "reference":
-        return _reference(actions, lengths)
+        return _reference(actions, lengths, depth)
+    B, T = actions.shape[:2]
+    if depth is not None and T > 0:  # the share of each value in the reading
+        one_hot = torch.eye(T, dtype=actions.dtype, device=actions.device)
+        return vectors.readings(actions, one_hot.expand(B, T, T), lengths, depth, backend)
     return _op(actions, lengths, backend)
 
 
-def _reference(actions: Tensor, lengths: Tensor | None) -> Tensor:
+def _reference(actions: Tensor, lengths: Tensor | None, depth: int | None) -> Tensor:
     lengths = checks.copy_lengths(lengths, actions.shape[1])
     checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
     if lengths is None:
-        return reference.superposition_weights(actions)
+        return reference.superposition_weights(actions, depth)
     mask = length_mask(lengths, actions.shape[1])[..., None]
-    return reference.superposition_weights(actions.where(mask, 0.0)).where(mask, 0.0)
+    return reference.superposition_weights(actions.where(mask, 0.0), depth).where(mask, 0.0)
 
 
 _op = Operator("superposition_weights", "(Tensor actions, Tensor? lengths, str backend) -> Tensor")

@@ -1,0 +1,72 @@
+"""The superposition stack as its vectors, top first, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..lengths import length_mask
+
+
+def forward(
+    actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None, with_stack: bool
+) -> Tensor:
+    """Readings (B, T, m), followed by the last stack if `with_stack`: see `ops.vectors`."""
+    stacks = _stacks(*_idle(actions, values, lengths), stack, depth)
+    readings = [x[:, :1] for x in stacks[1:]]
+    result = torch.cat([values[:, :0], *readings], dim=1)
+    if lengths is not None:
+        result = result.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
+    return torch.cat([result, stacks[-1]], dim=1) if with_stack else result
+
+
+def backward(
+    grad: Tensor, actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of actions, values and the first stack."""
+    T = actions.shape[1]
+    mask = None if lengths is None else length_mask(lengths, T)[..., None]
+    actions, values = _idle(actions, values, lengths)
+    stacks = _stacks(actions, values, stack, depth)
+    grad_actions, grad_values = torch.empty_like(actions), torch.empty_like(values)
+    grad_readings, grad_after = grad[:, :T], grad[:, T:]
+    if mask is not None:
+        grad_readings = grad_readings.where(mask, 0.0)
+    for t in reversed(range(T)):
+        before = stacks[t]
+        h = before.shape[1]
+        g = pad(grad_after, (0, 0, 0, h + 1 - grad_after.shape[1]))  # (B, h + 1, m): zero for an element cut off
+        g[:, 0] += grad_readings[:, t]
+        above, same, below = _neighbours(before, values[:, t : t + 1])
+        grad_actions[:, t] = torch.stack([(g * x).sum((1, 2)) for x in (above, same, below)], dim=1)
+        push, noop, pop = actions[:, t, :, None, None].unbind(1)  # (B, 1, 1) each
+        grad_values[:, t] = push[:, 0] * g[:, 0]
+        grad_after = push * g[:, 1:] + noop * g[:, :h] + pop * pad(g, (0, 0, 1, 0))[:, :h]
+    if mask is not None:
+        grad_actions, grad_values = grad_actions.where(mask, 0.0), grad_values.where(mask, 0.0)
+    return grad_actions, grad_values, grad_after
+
+
+def _idle(actions: Tensor, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Steps beyond the lengths change nothing, whatever the padding contains."""
+    if lengths is None:
+        return actions, values
+    mask = length_mask(lengths, actions.shape[1])[..., None]
+    return actions.where(mask, actions.new_tensor([0.0, 1.0, 0.0])), values.where(mask, 0.0)
+
+
+def _stacks(actions: Tensor, values: Tensor, stack: Tensor, depth: int | None) -> list[Tensor]:
+    """The stack (B, height, m) before the first step and after each step."""
+    stacks = [stack]
+    for t in range(actions.shape[1]):
+        push, noop, pop = actions[:, t, :, None, None].unbind(1)
+        above, same, below = _neighbours(stacks[-1], values[:, t : t + 1])
+        stacks.append((push * above + noop * same + pop * below)[:, :depth])
+    return stacks
+
+
+def _neighbours(stack: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a push, a no-op and a pop put at each of the height + 1 places: (B, height + 1, m) each."""
+    padded = pad(stack, (0, 0, 0, 2))
+    return torch.cat([value, stack], dim=1), padded[:, :-1], padded[:, 1:]
