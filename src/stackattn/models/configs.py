@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from ..config import FieldError, require
-from ..nn import StackSpec, parse_layers
+from ..nn import SoftmaxSpec, StackSpec, parse_layers
 from ..nn.checks import check_choice, check_dropout, check_positive, check_range
 from ..nn.kinds import PUSH_ACTIVATION_OPTIONS
+
+POSITIONS = ("sinusoidal", "rotary", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,12 @@ class _TransformerOptions:
     """Dropout rate, from 0 to less than 1."""
     init_range: float = 0.1
     """Bound s of the uniform initialisation in (-s, s), which applies to all parameters without another rule."""
+    xavier_layer: int | None = None
+    """Number of a softmax attention layer, counted from 1, that is initialised like a stack layer. A control for
+    comparisons with stack layers, which do not start in the range of `init_range`; none by default."""
+    positions: str = "sinusoidal"
+    """How the model represents positions: `sinusoidal` encodings added to the embeddings (the paper), `rotary`
+    embeddings in softmax self-attention, or `none`."""
     push_activation: str = "sigmoid"
     """Function applied to the vectors that stack layers push: `sigmoid` (the paper), `identity`, `exp`, or `published`
     (the published code: `identity` in superposition layers, `exp` in nondeterministic layers)."""
@@ -46,8 +54,14 @@ class _TransformerOptions:
             check_positive(hidden_size=self.hidden_size)
         check_dropout(self.dropout)
         check_range(self.init_range)
+        check_choice("positions", self.positions, POSITIONS)
         check_choice("push_activation", self.push_activation, PUSH_ACTIVATION_OPTIONS)
         self._check_layers("layers")
+        if self.xavier_layer is not None:
+            specs = parse_layers(self.layers)
+            numbers = [number for number, spec in enumerate(specs, 1) if isinstance(spec, SoftmaxSpec)]
+            expected = f"the number of a softmax attention layer of {self.layers!r}, one of {numbers}"
+            require(self.xavier_layer in numbers, "xavier_layer", expected, self.xavier_layer)
 
     def _check_layers(self, name: str) -> None:
         """Check a field with layers, and store an int as text."""

@@ -8,7 +8,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from ..nn import Memory, StackAttention, State, TransformerLayer, parse_layers, sinusoids
+from ..nn import Memory, SelfAttention, StackAttention, State, TransformerLayer, parse_layers, sinusoids
 from ..nn.checks import check_tokens, unknown_token
 from ..nn.dropout import Dropout
 from ..nn.layers import LayerState
@@ -25,12 +25,13 @@ class TransformerState(State):
 
 
 class _Embedding(nn.Module):
-    """Tokens to vectors: table times sqrt(d_model), plus positional encodings, then dropout."""
+    """Tokens to vectors: table times sqrt(d_model), plus sinusoidal encodings if the model uses them, then dropout."""
 
-    def __init__(self, size: int, d_model: int, dropout: float):
+    def __init__(self, config: TransformerLMConfig | Seq2SeqConfig):
         super().__init__()
-        self.table = nn.Embedding(size, d_model)
-        self.dropout = Dropout(dropout)
+        self.table = nn.Embedding(config.input_size, config.d_model)
+        self.sinusoidal = config.positions == "sinusoidal"
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor | None, first: Tensor | None = None, name: str = "tokens"
@@ -38,15 +39,17 @@ class _Embedding(nn.Module):
         """(B, T) -> (B, T, d_model). `first` (B,): position of each sequence's first token; 0 by default."""
         check_tokens(name, tokens, lengths)
         tokens = without_padding(tokens, lengths)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
-        if first is not None:
-            positions = first[:, None] + positions  # (B, T)
         d_model = self.table.embedding_dim
-        encodings = sinusoids(positions, d_model, self.table.weight.dtype)
         try:
             vectors = self.table(tokens)
         except IndexError as error:  # raised on the CPU only
             raise unknown_token(name, tokens, self.table.num_embeddings) or error from None
+        if not self.sinusoidal:
+            return self.dropout(vectors * sqrt(d_model))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
+        if first is not None:
+            positions = first[:, None] + positions  # (B, T)
+        encodings = sinusoids(positions, d_model, self.table.weight.dtype)
         return self.dropout(torch.add(encodings, vectors, alpha=sqrt(d_model)))
 
 
@@ -74,6 +77,7 @@ class LayerSequence(nn.Module):
                 causal=causal,
                 cross_attention=cross_attention,
                 push_activation=config.push_activation,
+                rotary=config.positions == "rotary",
             )
             for spec in parse_layers(layers)
         )
@@ -119,10 +123,10 @@ class TransformerLM(nn.Module):
     def __init__(self, config: TransformerLMConfig):
         super().__init__()
         self.config = config
-        self.embedding = _Embedding(config.input_size, config.d_model, config.dropout)
+        self.embedding = _Embedding(config)
         self.trunk = LayerSequence(config, config.layers, causal=True, cross_attention=False)
         self.output = None if config.tied else nn.Linear(config.d_model, config.output_size)
-        initialise(self, config.init_range)
+        initialise(self, config.init_range, config.xavier_layer)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Compute logits.
@@ -185,11 +189,11 @@ class Seq2SeqTransformer(nn.Module):
     def __init__(self, config: Seq2SeqConfig):
         super().__init__()
         self.config = config
-        self.embedding = _Embedding(config.input_size, config.d_model, config.dropout)
+        self.embedding = _Embedding(config)
         self.encoder = LayerSequence(config, config.layers, causal=False, cross_attention=False)
         decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
         self.decoder = LayerSequence(config, decoder_layers, causal=True, cross_attention=True)
-        initialise(self, config.init_range)
+        initialise(self, config.init_range, config.xavier_layer)
 
     def encode(self, source: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encode the source: (B, T) -> (B, T, d_model)"""
@@ -239,7 +243,7 @@ class Seq2SeqTransformer(nn.Module):
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, init_range: float) -> None:
+def initialise(model: nn.Module, init_range: float, xavier_layer: int | None = None) -> None:
     """Initialise a transformer as in the paper.
 
     | parameters                            | initialisation                                                  |
@@ -250,7 +254,8 @@ def initialise(model: nn.Module, init_range: float) -> None:
     | output layer, if not tied             | Xavier uniform, bias 0                                          |
     | all others                            | uniform in (-init_range, init_range)                            |
 
-    The paper uses an `init_range` of 0.1 for context-free languages and of 0.01 for natural language.
+    The paper uses an `init_range` of 0.1 for context-free languages and of 0.01 for natural language. The softmax
+    attention layer with number `xavier_layer`, counted from 1, is initialised like a stack layer, with biases 0.
     """
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -init_range, init_range)
@@ -258,16 +263,28 @@ def initialise(model: nn.Module, init_range: float) -> None:
         if isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
-        if isinstance(module, TransformerLayer):
-            attention = module.attention.function
-            if not isinstance(attention, StackAttention):
-                continue
-            attention.reset_maps()
-            first, _, second = module.feed_forward.function  # pyright: ignore
-            for linear, gain in ((first, sqrt(2)), (second, 1.0)):
-                nn.init.xavier_uniform_(linear.weight, gain)
-                nn.init.zeros_(linear.bias)
+        elif isinstance(module, LayerSequence):
+            for number, layer in enumerate(module.layers, 1):
+                _initialise_layer(layer, number == xavier_layer)  # pyright: ignore
     output = getattr(model, "output", None)
     if isinstance(output, nn.Linear):
-        nn.init.xavier_uniform_(output.weight)
-        nn.init.zeros_(output.bias)
+        _xavier(output)
+
+
+def _initialise_layer(layer: TransformerLayer, xavier: bool) -> None:
+    attention = layer.attention.function
+    if isinstance(attention, StackAttention):
+        attention.reset_maps()
+    elif isinstance(attention, SelfAttention) and xavier:
+        _xavier(attention.to_queries_keys_values)
+        _xavier(attention.to_output)
+    else:
+        return
+    first, _, second = layer.feed_forward.function  # pyright: ignore
+    _xavier(first, sqrt(2))
+    _xavier(second)
+
+
+def _xavier(linear: nn.Linear, gain: float = 1.0) -> None:
+    nn.init.xavier_uniform_(linear.weight, gain)
+    nn.init.zeros_(linear.bias)

@@ -67,6 +67,7 @@ class SelfAttention(_Attention):
         heads: number of heads.
         dropout: dropout rate of the attention weights.
         causal: whether a step attends only to itself and to earlier steps.
+        rotary: whether queries and keys are rotated by their position, see `rotate`; needs an even head size.
 
     Raises:
         ValueError: a size or the dropout rate is invalid.
@@ -77,9 +78,13 @@ class SelfAttention(_Attention):
         y = attention(x, lengths)                                     # (B, T, 32) -> (B, T, 32)
     """
 
-    def __init__(self, d_model: int, heads: int, dropout: float = 0.0, *, causal: bool = True):
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.0, *, causal: bool = True, rotary: bool = False):
         super().__init__(d_model, heads, dropout)
-        self.causal = causal
+        if rotary and d_model // heads % 2:
+            raise ValueError(
+                f"rotary: expected an even head size, got d_model / heads = {d_model} / {heads} = {d_model // heads}"
+            )
+        self.causal, self.rotary = causal, rotary
         self.to_queries_keys_values = nn.Linear(d_model, 3 * d_model)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -87,7 +92,7 @@ class SelfAttention(_Attention):
         self._check("x", x, lengths)
         x = without_padding(x, lengths)
         if self.causal:
-            packed = self.to_queries_keys_values(x)  # (B, T, 3 * d_model)
+            packed = self._packed(x)  # (B, T, 3 * d_model)
             return self.to_output(causal_attention(packed, self.heads, lengths, dropout=self._dropout()))
         mask = None if lengths is None else length_mask(lengths, x.shape[1])[:, None, None]
         return self._attend(*self._project(x), mask)
@@ -103,8 +108,9 @@ class SelfAttention(_Attention):
     def extend(self, x: Tensor, state: AttentionState, lengths: Tensor | None = None) -> tuple[Tensor, AttentionState]:
         """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
         self._check("x", x, lengths)
-        queries, keys, values = self._project(without_padding(x, lengths))
         before, c = state.keys.shape[2], x.shape[1]
+        first = None if state.real is None else state.real.sum(dim=1)  # (B,): position of the first new step
+        queries, keys, values = self._project(without_padding(x, lengths), before if first is None else first)
         keys, values = torch.cat([state.keys, keys], dim=2), torch.cat([state.values, values], dim=2)
         real = state.real
         if real is not None or lengths is not None:
@@ -122,8 +128,19 @@ class SelfAttention(_Attention):
         y = self._attend(queries, keys, values, mask)
         return y, AttentionState(keys, values, real)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys, values = self.to_queries_keys_values(x).chunk(3, dim=-1)
+    def _packed(self, x: Tensor, first: Tensor | int = 0) -> Tensor:
+        """Queries, keys and values (B, T, 3 * d_model) of steps whose positions start at `first`, an int or (B,)."""
+        packed = self.to_queries_keys_values(x)
+        if not self.rotary:
+            return packed
+        positions = torch.arange(x.shape[1], device=x.device)  # (T,)
+        positions = positions + (first[:, None] if isinstance(first, Tensor) else first)  # (T,) or (B, T)
+        parts = packed.unflatten(-1, (3, self.heads, -1))  # (B, T, 3, heads, head size)
+        turned = rotate(parts[:, :, :2], positions[..., None, None])
+        return torch.cat([turned, parts[:, :, 2:]], dim=2).flatten(2)
+
+    def _project(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys, values = self._packed(x, first).chunk(3, dim=-1)
         return self._split(queries), self._split(keys), self._split(values)
 
 
@@ -162,3 +179,20 @@ class CrossAttention(_Attention):
         self._check("x", x)
         mask = None if memory.real is None else memory.real[:, None, None]
         return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask)
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Rotate each pair of components by an angle proportional to the position (rotary embeddings, Su et al., 2021).
+
+    The dot product of two rotated vectors depends only on the difference of their positions.
+
+    Args:
+        x: (..., n), with n even; components i and i + n / 2 form a pair.
+        positions: (...), broadcast to the shape of `x` without its last dimension.
+    """
+    half = x.shape[-1] // 2
+    frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    angles = positions[..., None] * frequencies
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)

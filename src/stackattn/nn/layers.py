@@ -70,6 +70,7 @@ class TransformerLayer(nn.Module):
         causal: whether softmax attention is causal; stack attention always is.
         cross_attention: whether the layer attends to a memory.
         push_activation: see `StackSpec.build`.
+        rotary: see `SelfAttention`.
 
     Examples::
 
@@ -88,10 +89,17 @@ class TransformerLayer(nn.Module):
         causal: bool = True,
         cross_attention: bool = False,
         push_activation: str = "sigmoid",
+        rotary: bool = False,
     ):
         super().__init__()
         attention = build_attention(
-            spec, d_model, heads=heads, dropout=dropout, causal=causal, push_activation=push_activation
+            spec,
+            d_model,
+            heads=heads,
+            dropout=dropout,
+            causal=causal,
+            push_activation=push_activation,
+            rotary=rotary,
         )
         self.attention = Sublayer(d_model, attention, dropout)
         self.cross = Sublayer(d_model, CrossAttention(d_model, heads, dropout), dropout) if cross_attention else None

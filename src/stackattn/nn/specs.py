@@ -99,18 +99,19 @@ def build_attention(
     dropout: float = 0.0,
     causal: bool = True,
     push_activation: str = "sigmoid",
+    rotary: bool = False,
 ) -> SelfAttention | StackAttention:
     """Create the attention layer of a specification.
 
     Args:
         spec: the specification.
         d_model: size of inputs and outputs.
-        heads, dropout, causal: options of softmax attention.
+        heads, dropout, causal, rotary: options of softmax attention.
         push_activation: option of stack attention; see `StackSpec.build`.
     """
     if isinstance(spec, StackSpec):
         return spec.build(d_model, push_activation=push_activation)
-    return SelfAttention(d_model, heads, dropout, causal=causal)
+    return SelfAttention(d_model, heads, dropout, causal=causal, rotary=rotary)
 
 
 _NUMBER = r"[1-9][0-9]*"
