@@ -4,7 +4,6 @@ import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -244,12 +243,14 @@ def test_reproduce_fails_if_a_run_fails(tmp_path, capsys, monkeypatch):
     assert "start sweeps without it" in capsys.readouterr().err
 
 
-def test_figure_2_needs_matplotlib_only_when_drawing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    from stackattn.paper.figure_2 import draw
-
-    with pytest.raises(ModuleNotFoundError, match=r"stackattn\[plot\]"):
-        draw([], Path("nowhere"))
+def test_figure_2_checks_for_matplotlib_before_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    command = ["reproduce", "figure-2", "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "drawing figures needs matplotlib: pip install 'stackattn[plot]'" in capsys.readouterr().err
+    assert main([*command, "--job", "1000"]) == 2  # a job draws nothing
+    assert "--job: expected 0 to" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_threads(config, tmp_path):

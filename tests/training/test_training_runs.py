@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,43 +273,6 @@ def test_checkpoints_of_tied_models(tmp_path):
         assert torch.equal(a, b)
         for name, value in optimizer.state[a].items():
             assert torch.equal(value, other_optimizer.state[b][name])
-
-
-def test_tensorboard(tmp_path, monkeypatch):
-    written = {}
-
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            self.folder = Path(folder)
-            written["purged from"] = purge_step
-
-        def add_scalar(self, name, value, step):
-            written[name, step] = value
-
-        def flush(self):
-            assert self.folder == tmp_path / "tensorboard"
-
-        def close(self):
-            written["closed"] = True
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with pytest.raises(Killed):
-        run_experiment(tiny(), tmp_path, callback=Stopper(2, stop), tensorboard=True)
-    assert written["purged from"] == 1
-    run_experiment(tiny(), tmp_path, resume=True, tensorboard=True)
-    assert written["purged from"] == 3
-    for row in TrainingRun(tmp_path).metrics():
-        for name in ("train_loss", "cross_entropy_difference", "learning_rate"):
-            assert written[name, row["evaluation"]] == row[name]
-
-
-def test_tensorboard_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(RunError, match=r"pip install 'stackattn\[tensorboard\]'"):
-        run_experiment(tiny(), tmp_path / "run", tensorboard=True)
-    run_experiment(tiny(), tmp_path / "other")
 
 
 def test_test_results_belong_to_one_model(tmp_path):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..extras import import_extra
 from ..files import write_atomically
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ PAD = 0.06  # inches of white space around a figure
 INNER = WIDTH - 2 * PAD - 0.02  # inches available for drawing, with some room for rounding
 SMALLEST = 6.0  # points: the smallest font
 DPI = 200
-INSTALL = "pip install 'stackattn[plot]' (or, in a checkout, pip install '.[plot]')"
+
+
+def import_matplotlib() -> Any:
+    """Import and return matplotlib; the ModuleNotFoundError says how to install it."""
+    return import_extra("matplotlib", "plot", "drawing figures")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -28,10 +33,9 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         ModuleNotFoundError: matplotlib is not installed; the message says how to install it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"figures need matplotlib: {INSTALL}", name="matplotlib") from error
+    import_matplotlib()
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+LOGGERS = ("csv", "tensorboard", "wandb")  # not imported from training.loggers, which would load torch
 TO_CONTINUE = "run the same command again to continue"
 
 
@@ -97,9 +98,12 @@ def add_training_arguments(commands: Any, example: str) -> None:
     )
     add_torch_arguments(train)
     train.add_argument(
-        "--tensorboard",
-        action="store_true",
-        help="also write scalars for TensorBoard; needs stackattn[tensorboard]",
+        "--log",
+        nargs="+",
+        default=[],
+        choices=LOGGERS,
+        metavar="LOGGER",
+        help=f"also write the metrics with these loggers: {', '.join(LOGGERS)} (default: only metrics.jsonl)",
     )
     sweep = commands.add_parser(
         "sweep",

@@ -73,6 +73,10 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
 def run(args: argparse.Namespace) -> int:
     target, out = TARGETS[args.action], Path(args.out)
     failed = []
+    if target.draws and (not target.trains or args.job is None):
+        from ..analysis.figures import import_matplotlib
+
+        import_matplotlib()
     if target.trains and (args.budget != 0 or args.job is not None):
         restarts = args.restart or range(args.restarts)
         jobs = target.jobs(out, args.tasks, args.models, restarts, args.configs, args.set, args.preset)

@@ -63,7 +63,7 @@ def _train(args: argparse.Namespace) -> int:
             resume=args.resume,
             callback=display(Path(args.out).name) if display else None,
             minutes=args.minutes,
-            tensorboard=args.tensorboard,
+            log=args.log,
             device=args.device,
         )
     if not first:

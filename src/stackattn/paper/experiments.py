@@ -35,6 +35,8 @@ class Target:
     """Name of its configurations, and of the default output folder."""
     other_tasks: tuple[str, ...] = ()
     """Tasks that are not in the paper."""
+    draws: bool = False
+    """Whether showing it needs matplotlib."""
     trains: bool = True
     """False if it only shows the runs of another target."""
 
@@ -133,6 +135,7 @@ TARGETS = {
         models=tuple(LABELS),
         restarts=10,
         show=_show_figure_2,
+        draws=True,
         configs="figure-2",
     ),
     "table-2": Target(summary="Table 2: perplexities on the Penn Treebank", show=_show_table_2, **_PENN_TREEBANK),

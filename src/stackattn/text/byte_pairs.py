@@ -6,20 +6,16 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-INSTALL = "pip install 'stackattn[text]'"
+from ..extras import import_extra
+
 DEFAULT_LIMIT = 4192  # SentencePiece's default maximum length of a training sentence, in bytes
 
 
 def sentencepiece() -> Any:
     """Import and return SentencePiece; the ModuleNotFoundError says how to install it."""
-    try:
-        import google.protobuf  # noqa: F401
-        import sentencepiece
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"splitting words into pieces needs the package sentencepiece: {INSTALL}", name=error.name
-        ) from None
-    return sentencepiece
+    purpose = "splitting words into pieces"
+    import_extra("google.protobuf", "text", purpose)  # SentencePiece needs it to change a model
+    return import_extra("sentencepiece", "text", purpose)
 
 
 def train_model(sentences: Iterable[str], size: int) -> bytes:

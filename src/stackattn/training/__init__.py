@@ -10,6 +10,7 @@ experiment   trains a configuration in a run folder
 loop         the training loop
 schedule     learning-rate schedule and early stopping
 run          the folder of a run
+loggers      write the metrics as CSV, for TensorBoard or Weights & Biases
 run_files    reads and validates the files of a run
 checkpoint   writes and reads checkpoints
 environment  versions, hardware and memory

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..extras import import_extra
 from .experiment import Experiment
 from .loop import TrainingCallback
 from .run import RunError
@@ -178,10 +179,7 @@ def versions() -> dict[str, str]:
 
 
 def _connect(address: str) -> Any:
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise RunError("--cluster needs Ray: pip install 'stackattn[cluster]'") from None
+    ray = import_extra("ray", "cluster", "--cluster")
     if ray.is_initialized():
         raise RunError(f"cluster {address}: this process is already connected to Ray; call ray.shutdown() first")
     local = address == "local"

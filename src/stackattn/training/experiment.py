@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -41,7 +41,7 @@ def run_experiment(
     resume: bool = False,
     callback: TrainingCallback | None = None,
     minutes: float | None = None,
-    tensorboard: bool = False,
+    log: Sequence[str] = (),
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Train an experiment in a run folder and return the result, see `train`.
@@ -50,7 +50,7 @@ def run_experiment(
         resume: continue the run if the folder contains one.
         callback: called after each batch and evaluation.
         minutes: stop after this time; the run can be resumed.
-        tensorboard: also write the metrics for TensorBoard.
+        log: loggers that also receive the evaluations: `csv`, `tensorboard`, `wandb`.
         device: a PyTorch device, such as `cpu` or `cuda`.
 
     Under `torchrun`, all processes train one model. They need access to the same folder; only rank 0 writes to it.
@@ -58,9 +58,10 @@ def run_experiment(
     Raises:
         ConfigError: the task or the model cannot be built.
         RunError: the run cannot be started, resumed or written.
+        ModuleNotFoundError: a logger needs a package that is not installed; nothing has been written.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    run, processes = TrainingRun(folder, tensorboard), Processes(device)
+    run, processes = TrainingRun(folder, log), Processes(device)
     run.check(config, resume)  # in every process: otherwise the other ranks would hang waiting for rank 0
     task, model = config.make()
     model.to(processes.device)

@@ -7,7 +7,7 @@
     best/              the model with the best validation score
     result.json        written at the end: a run that has it is finished
     test.json          results of the best model on test data, if it was tested
-    tensorboard/       the metrics for TensorBoard, if requested
+    metrics.csv, tensorboard/, wandb/   written by loggers, if requested
     lock               held by the process that trains
 
 Each file except metrics.jsonl, which is appended to, appears complete or not at all. `last/state.json` stores the
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ..compatibility import upgrade_run_config
 from ..config import from_values, to_values
 from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, write_json, write_text
 from .environment import environment
+from .loggers import Logger, find_loggers
 from .run_files import (
     CONFIG,
     METRICS,
@@ -52,7 +53,7 @@ class TrainingRun:
 
     Args:
         folder: the folder; it does not have to exist.
-        tensorboard: also write the metrics for TensorBoard.
+        log: names of loggers that receive the evaluations when the run is trained, see `LOGGERS`.
 
     All methods raise `RunError` if a file of the run is invalid.
 
@@ -60,10 +61,10 @@ class TrainingRun:
         >>> TrainingRun("runs/dyck").metrics()[-1]["score"]  # doctest: +SKIP
     """
 
-    def __init__(self, folder: str | Path, tensorboard: bool = False):
+    def __init__(self, folder: str | Path, log: Sequence[str] = ()):
         self.folder = Path(folder)
-        self._tensorboard = tensorboard
-        self._scalars: Any = None
+        self._logger_classes = find_loggers(log)
+        self._loggers: list[Logger] = []
         self._lock = FolderLock(self.folder / "lock", self.folder)
         self._started = False
 
@@ -104,22 +105,20 @@ class TrainingRun:
             self._take_lock()
             self.check(config, resume)  # again: another process may have trained here since the first check
             remove_partial(self.folder)
-            if not self.begun:
-                write_json(self.folder / CONFIG, to_values(config))
-            write_json(self.folder / "environment.json", environment())
-            self._started = True
             state = self.state()
-            lines = state["metrics"] if state else 0
-            self._cut_metrics(lines)
-            if self._tensorboard:
-                self._scalars = _summary_writer(self.folder / "tensorboard", lines + 1)
+            self._cut_metrics(state["metrics"] if state else 0)
+            self._open_loggers(to_values(config))
+            write_json(self.folder / "environment.json", environment())
+            if not self.begun:  # last: if a step above fails, there is no run yet, and the folder can be used again
+                write_json(self.folder / CONFIG, to_values(config))
+            self._started = True
         return state
 
     def close(self) -> None:
-        """Release the lock and close the TensorBoard files."""
-        if self._scalars is not None:
-            self._scalars.close()
-        self._scalars, self._started = None, False
+        """Close the loggers and release the lock."""
+        for logger in self._loggers:
+            logger.close()
+        self._loggers, self._started = [], False
         self._lock.release()
 
     @contextmanager
@@ -192,13 +191,10 @@ class TrainingRun:
         return state["progress"]["seconds"] if state else 0.0
 
     def log(self, values: dict[str, Any]) -> None:
-        """Append an evaluation to metrics.jsonl."""
+        """Append an evaluation to metrics.jsonl, and pass it to the loggers."""
         append_line(self.folder / METRICS, json.dumps(values))
-        if self._scalars is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float) and name != "evaluation":
-                    self._scalars.add_scalar(name, value, values["evaluation"])
-            self._scalars.flush()
+        for logger in self._loggers:
+            logger.log(values)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write result.json."""
@@ -212,6 +208,13 @@ class TrainingRun:
             reason = f"expected {count} complete lines in {METRICS}, which has {len(lines)}"
             raise RunError(damaged(self.folder, f"{self.folder / STATE}: {reason}"))
         write_text(path, "".join(f"{line}\n" for line in lines[:count]))
+
+    def _open_loggers(self, config: dict[str, Any]) -> None:
+        metrics = self.metrics()
+        for make in self._logger_classes:
+            self._loggers.append(make(self.folder, config))
+            for values in metrics:
+                self._loggers[-1].log(values)
 
     def _take_lock(self) -> None:
         try:
@@ -231,11 +234,3 @@ def _difference(stored: Any, given: Any, prefix: str = "") -> str | None:
         if (found := _difference(stored.get(key), given.get(key), name)) is not None:
             return found
     return None
-
-
-def _summary_writer(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise RunError("TensorBoard is not installed: pip install 'stackattn[tensorboard]'") from None
-    return SummaryWriter(str(folder), purge_step=step)

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from ..extras import import_extra
 from ..files import write_json, write_text
 from ..models import Seq2SeqTransformer
 from ..models.generation import beam_search
 from ..models.saving import load
 from ..text.batching import pad, token_batches
 from ..text.bitext import normalise
-from ..text.byte_pairs import INSTALL
 from ..text.pieces import PieceTokenizer
 from .experiment import model_folder, perplexity
 from .mt import Pairs
@@ -127,9 +127,5 @@ def write_scores(name: Path, scores: dict[str, Any], translations: Sequence[str]
 
 
 def _metrics() -> dict[str, Any]:
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"scoring translations needs sacreBLEU: {INSTALL}", name=error.name) from None
-    return {"bleu": BLEU(), "chrf": CHRF()}
+    metrics = import_extra("sacrebleu", "text", "scoring translations").metrics
+    return {"bleu": metrics.BLEU(), "chrf": metrics.CHRF()}
