@@ -104,8 +104,12 @@ def _shapes(B: int, T: int, Q: int, S: int) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=4)
-def all_runs(T: int, Q: int, S: int) -> list[dict[Configuration, np.ndarray]]:
-    """For t = 0..T, every run of t steps: rows (number of runs, t) of indices into `all_steps`, by where they end."""
+def all_runs(T: int, Q: int, S: int, window: int | None = None) -> list[dict[Configuration, np.ndarray]]:
+    """For t = 0..T, every run of t steps: rows (number of runs, t) of indices into `all_steps`, by where they end.
+
+    A run that pops the bottom ends; with a window, also one that pops an element more than `window` steps after the
+    step before its push.
+    """
     moves = defaultdict(list)
     for index, (before, step) in enumerate(all_steps(Q, S)):
         moves[before].append((index, step))
@@ -121,6 +125,8 @@ def all_runs(T: int, Q: int, S: int) -> list[dict[Configuration, np.ndarray]]:
                     _, pushed = stack.pop()
                     if kind == "replace":
                         stack.append((y, pushed))
+                    elif window is not None and t + 1 - pushed > window:
+                        continue
                 if stack:
                     following[r, tuple(stack)].append(np.pad(runs, ((0, 0), (0, 1)), constant_values=index))
         reached.append({configuration: np.concatenate(runs) for configuration, runs in following.items()})
@@ -143,12 +149,12 @@ def flat_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> 
     return torch.cat([x.flatten(2) for x in (log_push, log_replace, log_pop)], 2)
 
 
-def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
+def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, window: int | None = None) -> Tensor:
     """Weights (B, T, T+1, Q, S) by adding up every run, a Python list being the stack. T <= 5, Q and S <= 3."""
     B, T, Q, S = log_push.shape[:4]
     flat = flat_transitions(log_push, log_replace, log_pop)
     rows = [flat.new_zeros(B, 0, T + 1, Q, S)]
-    for t, reached in enumerate(all_runs(T, Q, S)[1:], 1):
+    for t, reached in enumerate(all_runs(T, Q, S, window)[1:], 1):
         runs = torch.from_numpy(np.concatenate(list(reached.values()))).long()  # (N, t)
         tops = [((contents[-1][1] + 1) * Q + q) * S + contents[-1][0] for q, contents in reached]
         cells = torch.tensor(tops).repeat_interleave(torch.tensor([len(runs) for runs in reached.values()]))  # (N,)

@@ -4,6 +4,7 @@
 - nondeterministic.py: `nondeterministic_weights`
 - readings.py: weights times values without the weights: `nondeterministic_readings`, `superposition_readings`
 - vectors.py: the superposition stack as its vectors
+- window.py: the nondeterministic stack with a window
 - attention.py: causal softmax attention with dropout; dropout.py: dropout; lstm.py: an LSTM with a superposition stack
 - keep_mask.py: the random numbers of dropout
 - states.py: both stacks step by step; extension.py: the operator behind them, with its gradient

@@ -13,6 +13,8 @@ from .pytorch import chart
 from .pytorch import operators as torch_backend
 from .pytorch.steps import neutral
 from .registration import NO_SECOND_DERIVATIVES, Operator
+from .transitions import join_transitions
+from .window import windowed_weights
 
 
 def nondeterministic_weights(
@@ -21,6 +23,7 @@ def nondeterministic_weights(
     log_pop: Tensor,
     lengths: Tensor | None = None,
     *,
+    window: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Attention weights of the nondeterministic stack: the probability that each earlier element is on top.
@@ -35,13 +38,16 @@ def nondeterministic_weights(
             Log weights of popping x. A run that pops the bottom element ends and does not contribute to later rows.
         lengths: (B,), optional
             Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
+        window: number of steps after its push in which an element can be popped. An older one can be read and replaced
+            but not popped: a run that would pop it ends, as at the bottom. With T steps, `window >= T` is exact.
+            The default is no limit.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, T + 1, Q, S)
             `weights[b, t, i, r, y]`: the share of all runs that are in state r after step t, with symbol y on top, and
             whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no run
-            reaches, because all transitions are forbidden, is zero and has zero gradients.
+            reaches, because all transitions are forbidden or lead out of the window, is zero and has zero gradients.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or contains nan or +inf within
@@ -62,9 +68,12 @@ def nondeterministic_weights(
         >>> readings = torch.einsum("btiqs,bim->btqsm", weights, values)
     """
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
+    checks.check_limit("window", window)
     backend = choose(backend, log_push.device)
     if backend == "reference":
-        return _reference(log_push, log_replace, log_pop, lengths)
+        return _reference(log_push, log_replace, log_pop, lengths, window)
+    if window is not None:
+        return windowed_weights(join_transitions(log_push, log_replace, log_pop), lengths, window, backend)
     return _op(log_push, log_replace, log_pop, lengths, backend)[0]
 
 
@@ -73,12 +82,14 @@ def _check_numbers(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengt
         checks.check_numbers(name, x, lengths, minus_infinity=True)
 
 
-def _reference(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> Tensor:
+def _reference(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, window: int | None
+) -> Tensor:
     lengths = checks.copy_lengths(lengths, log_push.shape[1])
     _check_numbers(log_push.detach(), log_replace.detach(), log_pop.detach(), lengths)
     if lengths is None:
-        return reference.nondeterministic_weights(log_push, log_replace, log_pop)
-    weights = reference.nondeterministic_weights(*neutral(log_push, log_replace, log_pop, lengths))
+        return reference.nondeterministic_weights(log_push, log_replace, log_pop, window)
+    weights = reference.nondeterministic_weights(*neutral(log_push, log_replace, log_pop, lengths), window=window)
     return weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
 
 

@@ -21,6 +21,7 @@ from .nondeterministic import nondeterministic_weights
 from .registration import NO_SECOND_DERIVATIVES, Operator
 from .superposition import superposition_weights
 from .transitions import join_transitions, split_transitions
+from .window import windowed_readings
 
 _LIMIT = "STACKATTN_CHART_MEMORY"
 _DEFAULT_LIMIT = 256  # MB
@@ -33,6 +34,7 @@ def nondeterministic_readings(
     values: Tensor,
     lengths: Tensor | None = None,
     *,
+    window: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Readings of the nondeterministic stack: the expected top vector, jointly with state and top symbol.
@@ -48,6 +50,7 @@ def nondeterministic_readings(
             The bottom vector, then the vector that a push at each step pushes.
         lengths: (B,), optional
             Steps of each sequence. Later steps are not read; their readings and gradients are zero.
+        window: as in `nondeterministic_weights`. Time is then proportional to T, and so is memory.
         backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
 
     Returns:
@@ -64,10 +67,14 @@ def nondeterministic_readings(
     """
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     checks.check_values(values, log_push, log_push.shape[1] + 1)
+    checks.check_limit("window", window)
     backend = choose(backend, log_push.device)
+    if window is not None and backend != "reference":
+        steps = join_transitions(log_push, log_replace, log_pop)
+        return windowed_readings(steps, values, lengths, window, backend)
     if backend == "cpp" and _pays(values):
         return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
-    weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, backend=backend)
+    weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, window=window, backend=backend)
     values = _without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
     B, T, _, Q, S = weights.shape
     rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, T + 1)

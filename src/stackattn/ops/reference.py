@@ -43,7 +43,12 @@ def superposition_weights(actions: Tensor, depth: int | None = None) -> Tensor:
 
 
 def nondeterministic_readings(
-    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, log_values: Tensor, log_bottom: Tensor
+    log_push: Tensor,
+    log_replace: Tensor,
+    log_pop: Tensor,
+    log_values: Tensor,
+    log_bottom: Tensor,
+    window: int | None = None,
 ) -> Tensor:
     """Readings (B, T, Q, S, m), in real space, of positive values given as logs.
 
@@ -54,7 +59,7 @@ def nondeterministic_readings(
     v = log_values.double()
     (B, n, Q, S), m = push.shape[:4], v.shape[2]
     bottom = log_bottom.double().expand(B, m)
-    _, gamma_prime, alpha = _inner_and_forward_weights(push, replace, pop)
+    _, gamma_prime, alpha = _inner_and_forward_weights(push, replace, pop, window)
 
     zeta = {(-1, 0): _initial(push, B, Q, S, Q, S, 1) + bottom[:, None, None, None, None]}  # [i, t]: (B, Q, S, Q, S, m)
     for t in range(1, n + 1):
@@ -69,15 +74,19 @@ def nondeterministic_readings(
     return torch.cat(readings, 1).to(log_values.dtype)
 
 
-def nondeterministic_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
+def nondeterministic_weights(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, window: int | None = None
+) -> Tensor:
     """Weights (B, T, T+1, Q, S) of log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q).
 
     W[t, i][r, y] = sum over q, x of alpha[i][q, x] gamma[i -> t][q, x -> r, y], divided by the sum of alpha[t]. Along
-    the third axis index 0 is the bottom vector (i = -1), index i+1 the value pushed at argument index i.
+    the third axis index 0 is the bottom vector (i = -1), index i+1 the value pushed at argument index i. With a window,
+    an element that is popped more than `window` steps after its push contributes nothing: gamma'[k -> t] is absent for
+    t - k > window.
     """
     B, n, Q, S = log_push.shape[:4]
     push, replace, pop = _shifted(log_push.double(), log_replace.double(), log_pop.double())
-    gamma, _, alpha = _inner_and_forward_weights(push, replace, pop)
+    gamma, _, alpha = _inner_and_forward_weights(push, replace, pop, window)
     weights = [alpha[0][:, None, None].expand(B, 1, n + 1, Q, S)[:, :0]]
     for t in range(1, n + 1):
         log_weights = _sum_over_i("biqx,biqxry->biry", alpha, gamma, t) - _log_total(alpha[t])[:, None]
@@ -101,7 +110,7 @@ def _shifted(push: Tensor, replace: Tensor, pop: Tensor) -> tuple[Tensor, Tensor
 
 
 def _inner_and_forward_weights(
-    push: Tensor, replace: Tensor, pop: Tensor
+    push: Tensor, replace: Tensor, pop: Tensor, window: int | None
 ) -> tuple[dict[tuple[int, int], Tensor], dict[tuple[int, int], Tensor], dict[int, Tensor]]:
     """Logs of gamma[i, t] (B, Q, S, Q, S), gamma'[k, t] (B, Q, S, Q) and alpha[t] (B, Q, S)."""
     B, n, Q, S = push.shape[:4]
@@ -111,7 +120,7 @@ def _inner_and_forward_weights(
     alpha = {-1: _initial(push, B, Q, S)}
     alpha[0] = _sum_over_i("biqx,biqxry->bry", alpha, gamma, 0)
     for t in range(1, n + 1):
-        for k in range(t - 1):
+        for k in range(0 if window is None else max(0, t - window), t - 1):
             gamma_prime[k, t] = log_einsum("buysz,bszr->buyr", gamma[k, t - 1], pop[:, t - 1])
         for i in range(-1, t):
             gamma[i, t] = _inner_weight(gamma, gamma_prime, i, t, push[:, t - 1], replace[:, t - 1])
@@ -133,7 +142,7 @@ def _inner_weight(
     Its runs end with the push of element i, with a replacement of element i, or with the pop of an element above it.
     """
     terms = [pushed if i == t - 1 else log_einsum(f"bqxsz{m},bszry->bqxry{m}", inner[i, t - 1], replace)]
-    if ks := range(i + 1, t - 1):
+    if ks := [k for k in range(i + 1, t - 1) if (k, t) in gamma_prime]:
         below, popped = _stack(inner[i, k] for k in ks), _stack(gamma_prime[k, t] for k in ks)
         terms.append(log_einsum(f"bkqxuy{m},bkuyr->bqxry{m}", below, popped))
     return log_sum(_stack(terms), (1,))

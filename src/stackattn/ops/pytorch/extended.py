@@ -40,6 +40,10 @@ class Extended:
     def to_tensor(self) -> Tensor:
         return torch.ldexp(self.mantissa, self.exponent.clamp(-2000, 2000))
 
+    def log(self) -> Tensor:
+        """The natural logarithm, as a tensor."""
+        return self.mantissa.log() + self.exponent * _LN2
+
     def new_zeros(self, *shape: int) -> Extended:
         return Extended(self.mantissa.new_zeros(*shape), self.mantissa.new_full(shape, _ZERO_EXPONENT))
 

@@ -1,0 +1,123 @@
+"""The windowed nondeterministic stack: an element older than `window` steps becomes a bottom.
+
+Runs may read and replace such an element but not pop it. Time is linear in the number of steps, and what comes later
+depends only on the last `window` steps and *rows*. A row (Q S (m + 1) + 1 numbers) sums all runs up to a time point:
+for each state and symbol on top, their top vectors and their number, both in units of the mass of all runs, and then
+the logarithm of that mass, relative to the row before. docs/maths.md, section 10.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from . import checks
+from .pytorch import window as torch_backend
+from .registration import NO_SECOND_DERIVATIVES, Operator
+from .transitions import split_transitions
+
+
+def windowed_readings(steps: Tensor, values: Tensor, lengths: Tensor | None, window: int, backend: str) -> Tensor:
+    """Readings (B, T, Q, S, m) of joined transitions (B, T, Q, S, Q S + Q S + Q) and values (B, T + 1, m)."""
+    B, T, Q, S = steps.shape[:4]
+    if T == 0:
+        return steps.new_zeros(B, 0, Q, S, values.shape[2])
+    rows = rows_after(steps, values[:, 1:], first_row(values[:, 0], Q, S), lengths, window, backend)
+    return readings_of(rows, Q, S).to(steps.dtype)
+
+
+def windowed_weights(steps: Tensor, lengths: Tensor | None, window: int, backend: str) -> Tensor:
+    """Attention weights (B, T, T + 1, Q, S): the readings of unit vectors."""
+    B, T = steps.shape[:2]
+    unit_vectors = torch.eye(T + 1, dtype=steps.dtype, device=steps.device).expand(B, T + 1, T + 1)
+    return windowed_readings(steps, unit_vectors, lengths, window, backend).permute(0, 1, 4, 2, 3)
+
+
+def first_row(bottom: Tensor, Q: int, S: int) -> Tensor:
+    """The row (B, 1, Q S (m + 1) + 1) before the first step: one run, in state 0 with the bottom element on top."""
+    start = torch.cat([bottom.double(), bottom.new_ones(len(bottom), 1, dtype=torch.float64)], 1)
+    return pad(start, (0, (Q * S - 1) * start.shape[1] + 1))[:, None]
+
+
+def readings_of(rows: Tensor, Q: int, S: int) -> Tensor:
+    """(B, T, Q, S, m). Rows have mass 1 or 0 already; the division makes autograd differentiate the normalisation."""
+    numbers = rows[..., :-1].unflatten(-1, (Q, S, -1))
+    mass = numbers[..., -1:].sum((2, 3), keepdim=True)
+    return numbers[..., :-1] / mass.where(mass > 0, 1.0)
+
+
+def rows_after(
+    steps: Tensor, values: Tensor, history: Tensor, lengths: Tensor | None, window: int, backend: str
+) -> Tensor:
+    """The rows of T new steps.
+
+    Args:
+        steps: (B, H + T, Q, S, Q S + Q S + Q)
+            Joined transitions, those of the last H < window steps first. Forbidden transitions make a step that was
+            never taken.
+        values: (B, T, m)
+            What the new steps push.
+        history: (B, H + 1, Q S (m + 1) + 1), float64
+            The last rows so far, with zeros before the first one.
+        lengths: (B,), optional
+            Number of the T steps that each sequence takes; later rows are zero.
+
+    Returns:
+        (B, T, Q S (m + 1) + 1), float64
+    """
+    return _op(steps, values, history, lengths, window, backend)
+
+
+def _check_numbers(steps: Tensor, T: int, lengths: Tensor | None) -> None:
+    for name, x in zip(("log_push", "log_replace", "log_pop"), split_transitions(steps[:, -T:]), strict=True):
+        checks.check_numbers(name, x, lengths, minus_infinity=True)
+
+
+_op = Operator(
+    "windowed_rows",
+    "(Tensor steps, Tensor values, Tensor history, Tensor? lengths, SymInt window, str backend) -> Tensor",
+    saves_result=True,
+)
+_op_backward = Operator(
+    "windowed_rows_backward",
+    "(Tensor grad, Tensor steps, Tensor values, Tensor history, Tensor rows, Tensor? lengths, SymInt window,"
+    " str backend) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@_op.implementation
+def _(steps, values, history, lengths, window, backend):
+    T = values.shape[1]
+    checks.check_lengths(lengths, values)  # a graph may call the operator directly
+    lengths = checks.copy_lengths(lengths, T)
+    _check_numbers(steps, T, lengths)
+    return torch_backend.forward(steps, values, history, lengths, window)
+
+
+@_op_backward.implementation
+def _(grad, steps, values, history, rows, lengths, window, backend):
+    lengths = checks.copy_lengths(lengths, values.shape[1])
+    found = torch_backend.backward(grad, steps, values, history, rows, lengths, window)
+    return tuple(x.to(like.dtype).contiguous() for x, like in zip(found, (steps, values, history), strict=True))
+
+
+@_op.fake
+def _(steps, values, history, lengths, window, backend):
+    return history.new_empty(len(steps), values.shape[1], history.shape[2])
+
+
+@_op_backward.fake
+def _(grad, steps, values, history, rows, lengths, window, backend):
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (steps, values, history))
+
+
+@_op.gradient
+def _(inputs, memory, grad, window, backend):
+    *tensors, lengths = inputs
+    return _op_backward(grad, *tensors, *memory, lengths, window, backend)
+
+
+_op_backward.without_gradient(NO_SECOND_DERIVATIVES)
+_op.batched_over_first_axis()
+_op_backward.batched_over_first_axis()
