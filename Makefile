@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(os.c
 
 KERNEL := $(wildcard src/stackattn/ops/cpp/kernel/*)
 
-.PHONY: demo test test-fast sanitize lint format bench clean
+.PHONY: demo test test-fast docs sanitize lint format bench clean
 demo: $(VENV)/installed-plot
 	$(BIN)/stackattn demo
 
@@ -20,6 +20,11 @@ test: $(VENV)/installed-dev
 
 test-fast: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"
+
+# The documentation site; executes the tutorial. Needs Python 3.11 or later.
+docs: $(VENV)/installed-dev $(VENV)/installed-docs-requirements
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site
+	@echo "the site is build/site/index.html"
 
 # The operator tests with a kernel that checks every memory access; ARGS are passed to pytest.
 sanitize: $(VENV)/installed-dev
@@ -45,6 +50,10 @@ page = @if command -v npm >/dev/null; then \
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+$(VENV)/installed-docs-requirements: docs/requirements.txt | $(VENV)/installed-dev
+	$(BIN)/python -m pip install -r $<
+	touch $@
 
 clean:
 	rm -rf $(VENV) build out

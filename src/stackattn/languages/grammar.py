@@ -31,7 +31,7 @@ class PCFG(Language):
 
     Args:
         rules: triples (left-hand side, right-hand side, weight); a right-hand side is a sequence of symbols. Weights
-            are ints, floats or `Fraction`s and are stored exactly.
+            are ints, floats or `Fraction` objects and are stored exactly.
         terminals: the terminal symbols in the order of their ids. Every other symbol must have a rule.
         start: the start symbol; default: the first left-hand side.
         strict: raise GrammarError if the weights of a left-hand side do not sum to 1 (within 1e-9), instead of

@@ -25,7 +25,7 @@ class PlainTextOptions:
     """Options for preparing plain text."""
 
     drop_headings: bool = False
-    """Drop lines such as ` = = Title = = `."""
+    """Drop lines such as `= = Title = =`."""
     split_sentences: bool = False
     """Split each line, a paragraph, into sentences."""
     max_length: int | None = None

@@ -1,0 +1,66 @@
+"""Sphinx configuration of the documentation site; `make docs` builds it.
+
+The source folder is the repository, so that links from the pages in `docs` to the changelog, the notation or results
+lead to pages of the site, just as they do in the repository.
+"""
+
+import re
+
+import stackattn
+
+project = "stackattn"
+author = copyright = "the stackattn authors"
+version = release = stackattn.__version__
+
+extensions = [
+    "myst_nb",  # Markdown pages, and notebooks that the build executes
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinxarg.ext",
+    "sphinx_copybutton",
+]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**",
+    "*.md",
+    "src/stackattn/ops/NOTATION.md",
+    "experiments/**.md",
+    "benchmarks/results/*.md",
+]
+suppress_warnings = [
+    "toc.not_included",  # pages that are not in the table of contents are found by links and by the search
+    "myst.domains",  # sphinx-argparse does not implement references of any type
+]
+
+html_theme = "furo"
+html_title = f"stackattn {release}"
+html_static_path = ["_static"]
+html_extra_path = ["_root"]
+html_css_files = ["site.css"]
+html_copy_source = False
+
+myst_heading_anchors = 4  # anchors of headings in the form that GitHub uses
+nb_execution_mode = "cache"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # the first line of `Returns` is a shape, not a type
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+
+def prepare_docstring(app, what, name, obj, options, lines):
+    """Convert Markdown's `code` to reStructuredText. Lists of modules are left out: they are in CONTRIBUTING.md."""
+    text = "" if what == "module" else "\n".join(lines)
+    lines[:] = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text).splitlines()
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", prepare_docstring, priority=100)  # before napoleon
