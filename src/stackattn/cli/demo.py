@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--configs",
         default=DEMO_CONFIGS,
         metavar="FOLDER",
-        help="folder with tf.yaml and tf-nd.yaml (default: the shipped ones, %(default)s)",
+        help="folder with tf.yaml and tf-nd.yaml (default: the shipped ones)",
     )
 
 
