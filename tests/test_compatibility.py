@@ -40,7 +40,7 @@ def test_committed_models_give_the_recorded_logits(name):
 def test_an_old_model_is_saved_in_the_new_format(name, tmp_path):
     model = load(RESULTS / name / "best")
     saved = json.loads((save(model, tmp_path) / "config.json").read_text())
-    assert saved["format_version"] == 2
+    assert saved["format_version"] == 3
     assert "published" not in saved["config"]
     again = load(tmp_path)
     assert again.config == model.config
@@ -50,12 +50,14 @@ def test_an_old_model_is_saved_in_the_new_format(name, tmp_path):
 @pytest.mark.parametrize("published", [True, False])
 def test_published_models(published):
     old = {"published": published, "layers": "5"}
-    new = {"push_activation": "published" if published else "sigmoid", "layers": "5"}
+    added = {"positions": "sinusoidal", "xavier_layer": None}
+    new = {"push_activation": "published" if published else "sigmoid", "layers": "5", **added}
     assert upgrade_model_config("TransformerLM", old, 1) == new
     lstm = {"stack_init": "uniform" if published else "xavier"}
     assert upgrade_model_config("LSTMLM", {"published": published}, 1) == lstm
     assert old == {"published": published, "layers": "5"}  # not changed in place
-    assert upgrade_model_config("TransformerLM", old, 2) == old
+    assert upgrade_model_config("TransformerLM", old, 2) == {**old, **added}
+    assert upgrade_model_config("TransformerLM", old, 3) == old
 
 
 def test_tensor_names():

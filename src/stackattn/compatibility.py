@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-MODEL_FORMAT = 2
+MODEL_FORMAT = 3
 """Current format of saved models. All earlier formats, from 1, can be read."""
 
 
@@ -25,6 +25,8 @@ def upgrade_model_config(kind: str, values: dict[str, Any], format_version: int)
         _upgrade_published(values, lstm=kind == "LSTMLM")
         if kind == "Seq2SeqTransformer" and "encoder_layers" in values:
             values["layers"] = values.pop("encoder_layers")
+    if format_version < 3 and kind != "LSTMLM":
+        values.update(positions="sinusoidal", xavier_layer=None)
     return values
 
 

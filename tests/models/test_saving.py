@@ -63,7 +63,7 @@ def test_file_contents(tmp_path):
     save(lm("1.superposition-3x2", push_activation="published"), tmp_path)
     head = json.loads((tmp_path / "config.json").read_text())
     assert head["kind"] == "TransformerLM"
-    assert head["format_version"] == 2
+    assert head["format_version"] == 3
     assert head["library_version"] == stackattn.__version__
     assert head["config"]["layers"] == "1.superposition-3x2"
     assert head["config"]["push_activation"] == "published"
@@ -199,8 +199,8 @@ WRONG_CONFIGS = {
     ),
     "no kind": (edited(lambda head: head.pop("kind")), "missing key 'kind'"),
     "from the future": (
-        edited(lambda head: head.update(format_version=3, library_version="9.9")),
-        r"expected a format from 1 to 2, got 3, written by stackattn 9\.9; this is stackattn",
+        edited(lambda head: head.update(format_version=4, library_version="9.9")),
+        r"expected a format from 1 to 3, got 4, written by stackattn 9\.9; this is stackattn",
     ),
     "unknown kind": (
         edited(lambda head: head.update(kind="TransformersLM")),
