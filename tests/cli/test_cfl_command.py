@@ -123,14 +123,11 @@ def test_sweep(config, tmp_path, capsys):
 def test_resume_with_the_stored_configuration(config, tmp_path, capsys):
     out = str(tmp_path / "run")
     command = ["cfl", "train", config, "--minutes", "0", "--out"]
-    assert main([*command, str(tmp_path / "epochs")]) == 0
-    assert "no model yet: the model is evaluated at the end of each epoch" in capsys.readouterr().out
     assert main([*command, out, "--set", "training.evaluate_every=100"]) == 0
     printed = capsys.readouterr().out
-    assert "deadline after 0 evaluations" in printed
-    assert "no model yet: the model is evaluated every 100 examples" in printed
-    assert main(["cfl", "evaluate", out]) == 2
-    assert "the run has no best model (no evaluation yet)" in capsys.readouterr().err
+    assert "stopped after 0 minutes; pass --resume to continue" in printed
+    assert "best: epoch 1, difference " in printed
+    assert main(["cfl", "evaluate", out, "--per-length", "1"]) == 0
     assert main(["cfl", "train", "--out", out, "--resume"]) == 0
     assert TrainingRun(out).result()["stopped"] == "max_epochs"
     assert TrainingRun(out).config()["training"]["evaluate_every"] == 100

@@ -185,8 +185,14 @@ def test_resuming_keeps_a_lowered_learning_rate(tmp_path):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_deadline_stops_after_a_batch_and_the_run_can_be_resumed(model, tmp_path):
     config, stops = tiny(model, max_epochs=2), 0
-    while run_experiment(config, tmp_path / "run", minutes=0, resume=True)["stopped"] == "deadline":
+    while (result := run_experiment(config, tmp_path / "run", minutes=0, resume=True))["stopped"] == "deadline":
         stops += 1
+        run = TrainingRun(tmp_path / "run")
+        # before the first evaluation at the end of the epoch, the model is evaluated when the time is over
+        assert result["best"] == run.best_evaluation()
+        assert result["evaluations"] == stops // 6
+        assert [row["examples"] for row in run.metrics()] == ([4 * stops] if stops < 6 else [24, 48][: stops // 6])
+        assert not run.without_model
         assert json.loads((tmp_path / "run/last/state.json").read_text())["progress"]["examples"] == 4 * stops
     assert stops == 12  # batches
     run_experiment(config, tmp_path / "whole")
@@ -194,9 +200,9 @@ def test_a_deadline_stops_after_a_batch_and_the_run_can_be_resumed(model, tmp_pa
 
 
 def test_checkpoints_between_rare_evaluations(tmp_path, monkeypatch):
-    config, batches = tiny(evaluate_every=30, max_epochs=2), []
+    config, batches = tiny(evaluate_every=20, max_epochs=2), []
     run_experiment(config, tmp_path / "whole")
-    assert [row["examples"] for row in TrainingRun(tmp_path / "whole").metrics()] == [32, 48]  # and at the end
+    assert [row["examples"] for row in TrainingRun(tmp_path / "whole").metrics()] == [20, 40, 48]  # and at the end
 
     class Stop:
         def on_batch(self, epoch, done, total, loss):
@@ -213,6 +219,12 @@ def test_checkpoints_between_rare_evaluations(tmp_path, monkeypatch):
     run_experiment(config, tmp_path / "run", resume=True, callback=Stop())
     assert len(batches) == 4 + 12 - 3  # three were saved
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("every", [24, 30, 1000])
+def test_a_small_data_set_is_evaluated_once_per_epoch(every, tmp_path):
+    run_experiment(tiny(evaluate_every=every, max_epochs=2), tmp_path)  # 24 examples per epoch
+    assert [row["examples"] for row in TrainingRun(tmp_path).metrics()] == [24, 48]
 
 
 def test_existing_runs_are_not_overwritten(tmp_path):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..lines import decode_lines, read_lines
 from .arguments import add_actions, add_number, add_output_file
+from .progress import track
 
 if TYPE_CHECKING:
     from stackattn.languages import Language
@@ -118,7 +118,7 @@ def _score(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.file}: expected at least one string, found none")
     given: list[float] = []
     total: list[float] = []
-    for at in _progress(range(0, len(strings), 500), "scoring"):
+    for at in track(range(0, len(strings), 500), "scoring"):
         part = strings[at : at + 500]
         scores = language.log_prob_given_length(part)
         given.extend(scores)
@@ -162,7 +162,7 @@ def _show(args: argparse.Namespace) -> None:
     if chosen:
         print("length  ln p(length)  entropy of strings, nats (and per symbol, end counted)")
     generator = np.random.default_rng(args.seed)
-    for length in _progress(chosen, "entropies"):
+    for length in track(chosen, "entropies"):
         entropy = language.entropy(int(length), generator, n=args.samples)
         mass = f"{grammar.length_log_prob(int(length)):12.6f}" if grammar is not None else f"{'-':>12}"
         print(f"{length:6}  {mass}  {entropy} ({entropy.value / (length + 1):.6f})")
@@ -204,7 +204,7 @@ def _write(args: argparse.Namespace) -> None:
         evaluation_set(language, args.test_seed, tuple(args.test_lengths), args.test_per_length),
     ]
     for name, dataset in zip(names, sets, strict=True):
-        dataset.score(lambda parts, name=name: _progress(parts, f"scoring {name}"))
+        dataset.score(lambda parts, name=name: track(parts, f"scoring {name}"))
         dataset.save(args.out / name)
         bound = dataset.lower_bound() if len(dataset) else float("nan")
         print(
@@ -298,13 +298,3 @@ def _give(out: Path | None, text: str) -> None:
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
-
-
-def _progress(items: Any, what: str) -> Iterable[Any]:
-    """Iterate over the items, with a progress bar on a terminal."""
-    if not sys.stderr.isatty():
-        return items
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(items, what, console=Console(stderr=True), transient=True)

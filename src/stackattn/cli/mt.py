@@ -18,6 +18,7 @@ from .arguments import (
     add_torch_arguments,
     add_training_arguments,
 )
+from .progress import Heartbeat
 from .training import run_action
 
 CHUNK = 1000  # lines to read and sort by length before translating them
@@ -116,9 +117,14 @@ def _translator(folder: str, args: argparse.Namespace) -> Any:
 
 @contextmanager
 def _counter(what: str, total: int | None, wanted: bool = True) -> Iterator[Callable[[int], None]]:
-    """A function that advances a progress bar on standard error; without a terminal there is no bar."""
-    if not wanted or not sys.stderr.isatty():
+    """A function that counts what is done: a progress bar on standard error, or lines if that is not a terminal."""
+    if not wanted:
         yield lambda count: None
+        return
+    if not sys.stderr.isatty():
+        counts: list[int] = []
+        with Heartbeat(lambda: f"{what}: {sum(counts):,}{'' if total is None else f' of {total:,}'}", sys.stderr):
+            yield counts.append
         return
     from rich.console import Console
     from rich.progress import (

@@ -1,35 +1,69 @@
-"""Progress of training runs and other long work: bars on a terminal, plain lines elsewhere."""
+"""Progress of training runs and other long work: bars on a terminal; elsewhere plain lines, at least one per minute."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+HEARTBEAT_SECONDS = 60.0
+NAMED_RUNS = 4  # runs that a heartbeat line describes
+
+
+class Heartbeat:
+    """Prints a line when nothing has been shown for `HEARTBEAT_SECONDS`; used as a context manager.
+
+    Args:
+        describe: returns the line; an empty one is not printed.
+        file: where to print (default: standard output).
+    """
+
+    def __init__(self, describe: Callable[[], str], file: Any = None):
+        self.describe, self.file = describe, file
+        self.shown = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(max(0.0, self.shown + HEARTBEAT_SECONDS - time.monotonic())):
+            if time.monotonic() < self.shown + HEARTBEAT_SECONDS:  # a line was shown in the meantime
+                continue
+            if line := self.describe():
+                print(line, file=self.file, flush=True)
+            self.shown = time.monotonic()
 
 
 class Lines:
-    """Prints one line per evaluation of a run."""
+    """Prints one line per evaluation of a run, unless `evaluations` is False."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, show: Callable[[str], None], evaluations: bool = True):
+        self.name, self.show, self.evaluations = name, show, evaluations
+        self.status = f"{name}  starting"
 
     def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None:
-        pass
+        self.status = f"{self.name}  epoch {epoch + 1:3d}  batch {done} of {total}  loss {loss:.4f}"
 
     def on_evaluation(self, values: dict[str, Any], best: bool) -> None:
-        self.show(f"{self.name}  {summary(values)}{'  (best)' if best else ''}")
-
-    def show(self, line: str) -> None:
-        print(line, flush=True)
+        if self.evaluations:
+            self.show(f"{self.name}  {summary(values)}{'  (best)' if best else ''}")
 
 
 class Bar(Lines):
     """One bar per epoch and one line per evaluation; with `epochs`, one bar for all epochs and no lines."""
 
-    def __init__(self, name: str, progress: Any, epochs: int | None = None):
-        super().__init__(name)
+    def __init__(self, name: str, show: Callable[[str], None], progress: Any, epochs: int | None = None):
+        super().__init__(name, show, epochs is None)
         self.progress, self.epochs = progress, epochs
         self.task = progress.add_task(name, total=None, speed="", figures="")
         self.validation = ""
@@ -47,12 +81,9 @@ class Bar(Lines):
 
     def on_evaluation(self, values: dict[str, Any], best: bool) -> None:
         self.validation = f"  {_headline(values)}"
+        super().on_evaluation(values, best)
         if self.epochs is None:
-            super().on_evaluation(values, best)
             self.progress.reset(self.task, speed="", figures="")
-
-    def show(self, line: str) -> None:
-        self.progress.console.print(line, highlight=False, markup=False)
 
 
 class ProgressDisplay:
@@ -60,7 +91,8 @@ class ProgressDisplay:
 
     def __init__(self) -> None:
         self.progress: Any = None
-        self.bars: dict[str, Bar] = {}
+        self.heartbeat = Heartbeat(self._status)
+        self.running: dict[str, Lines] = {}
         if sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -69,34 +101,62 @@ class ProgressDisplay:
             self.progress = Progress(*columns, fields[0], TimeRemainingColumn(), fields[1])
 
     def __enter__(self) -> ProgressDisplay:
-        if self.progress is not None:
-            self.progress.start()
+        self.heartbeat.__enter__() if self.progress is None else self.progress.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.progress is not None:
-            self.progress.stop()
+        self.heartbeat.__exit__() if self.progress is None else self.progress.stop()
 
-    def __call__(self, name: str, epochs: int | None = None) -> Lines:
+    def __call__(self, name: str, epochs: int | None = None, evaluations: bool = True) -> Lines:
+        """Return the callback of a run.
+
+        Args:
+            epochs: on a terminal, show one bar for this number of epochs and no lines for evaluations.
+            evaluations: without a terminal, print a line for each evaluation.
+        """
         if self.progress is None:
-            return Lines(name)
-        self.bars[name] = Bar(name, self.progress, epochs)
-        return self.bars[name]
+            self.running[name] = Lines(name, self.show, evaluations)
+        else:
+            self.running[name] = Bar(name, self.show, self.progress, epochs)
+        return self.running[name]
+
+    def show(self, line: str) -> None:
+        if self.progress is not None:
+            self.progress.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, flush=True)
+            self.heartbeat.shown = time.monotonic()
 
     def done(self, name: str, line: str) -> None:
         """Replace the bar of a finished run by a line."""
-        if name in self.bars:
-            self.progress.remove_task(self.bars.pop(name).task)
-        self.progress.console.print(line, highlight=False, markup=False) if self.progress else print(line, flush=True)
+        found = self.running.pop(name, None)
+        if isinstance(found, Bar):
+            self.progress.remove_task(found.task)
+        self.show(line)
+
+    def _status(self) -> str:
+        running = list(self.running.values())
+        shown = [lines.status for lines in running[:NAMED_RUNS]]
+        return "\n".join([*shown, *([f"and {len(running) - NAMED_RUNS} more runs"] * (len(running) > NAMED_RUNS))])
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-    """Iterate over the items, with a progress bar on a terminal."""
+    """Iterate over the items, with a progress bar on a terminal and a line per minute elsewhere, on standard error."""
     from rich.console import Console
     from rich.progress import track
 
     console = Console(stderr=True)
-    return track(items, what, total, console=console, transient=True, disable=not console.is_terminal)
+    if console.is_terminal:
+        return track(items, what, total, console=console, transient=True)
+    return _counted(items, what, total)
+
+
+def _counted(items: Iterable[T], what: str, total: int | None) -> Iterator[T]:
+    done, total = 0, len(items) if total is None and isinstance(items, Sized) else total
+    with Heartbeat(lambda: f"{what}: {done:,}{'' if total is None else f' of {total:,}'}", sys.stderr):
+        for item in items:
+            yield item
+            done += 1
 
 
 def summary(values: dict[str, Any]) -> str:

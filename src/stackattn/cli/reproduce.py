@@ -104,5 +104,5 @@ def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> list[P
             args,
             lambda folder, result: display.done(str(folder), outcome(folder, result)),
             # without bars, one line per finished run is enough
-            lambda folder: display(str(folder)) if display.progress else None,
+            lambda folder: display(str(folder), evaluations=False),
         )

@@ -68,17 +68,15 @@ def _train(args: argparse.Namespace) -> int:
         )
     if not first:
         return 0
-    print(f"{result['stopped']} after {result['evaluations']} evaluations")
+    if result["stopped"] == "deadline":
+        print(f"stopped after {args.minutes:g} minutes; pass --resume to continue")
+    else:
+        print(f"{result['stopped']} after {result['evaluations']} evaluations")
     if best := result["best"]:
         name, value = headline(best)
         print(f"best: epoch {best['epoch']}, {name} {value:.4f}")
-    elif not result["evaluations"]:
-        every = config.training.evaluate_every
-        when = "at the end of each epoch" if every is None else f"every {every:,} examples"
-        print(
-            f"there is no model yet: the model is evaluated {when} (training.evaluate_every); "
-            "pass --resume to continue the run"
-        )
+    else:
+        print("no evaluation gave a finite score, so there is no model; try a lower learning rate")
     print(f"the run is in {args.out}")
     return 0
 

@@ -49,7 +49,8 @@ def run_experiment(
     Args:
         resume: continue the run if the folder contains one.
         callback: called after each batch and evaluation.
-        minutes: stop after this time; the run can be resumed.
+        minutes: stop after this time; the run can be resumed. There is always a best model: if the model has not been
+            evaluated by then, it is evaluated first.
         log: loggers that also receive the evaluations: `csv`, `tensorboard`, `wandb`.
         device: a PyTorch device, such as `cpu` or `cuda`.
 

@@ -95,7 +95,8 @@ def train(
     Args:
         state: counters of a checkpoint to resume from, see `TrainingRun.start`; None: start at the beginning.
         callback: called after each batch and evaluation.
-        deadline: stop at this value of `time.monotonic()`, after at least one batch; the run can be resumed.
+        deadline: stop at this value of `time.monotonic()`, after at least one batch; the run can be resumed. If the
+            model has not been evaluated yet, it is evaluated and saved first.
         processes: the processes that train the model; default: those of the environment, on the CPU.
 
     Returns:
@@ -149,6 +150,7 @@ class _Training:
         while self.progress.epoch < config.max_epochs and self.progress.stopped is None:
             order = torch.Generator().manual_seed(_seed(config.shuffle_seed, self.progress.epoch))
             batches = self.task.epoch(order)
+            every = self._interval(batches)
             while self.progress.batch < len(batches):
                 now = time.monotonic()
                 # clocks differ between processes, so all processes must agree
@@ -156,15 +158,15 @@ class _Training:
                 self._step(batches[self.progress.batch], len(batches))
                 epoch_ends = self.progress.batch == len(batches)
                 ends = epoch_ends and self.progress.epoch + 1 == config.max_epochs
-                every = config.evaluate_every
                 if ends or (epoch_ends if every is None else self.progress.since_evaluation >= every):
-                    self._evaluate(epoch_ends)
+                    self._evaluate(epoch_ends, every)
                     if self.progress.stopped is not None:
                         break
                 elif late or due:
                     self._checkpoint(epoch_ends)
                 if late:
-                    return {"stopped": "deadline", "best": self.progress.best, "evaluations": self.progress.evaluations}
+                    best = self.progress.best if self.progress.evaluations else self._evaluate_provisionally()
+                    return {"stopped": "deadline", "best": best, "evaluations": self.progress.evaluations}
             self._advance(epoch=self.progress.epoch + 1, batch=0)
         result = {
             "stopped": self.progress.stopped or "max_epochs",
@@ -215,27 +217,36 @@ class _Training:
             share = self.task.share(batch, rank, count)
             return self.task.loss(self.parallel, share) * (self.task.size(share) * count / size)
 
-    def _evaluate(self, epoch_ends: bool) -> None:
+    def _interval(self, batches: Sequence[Any]) -> int | None:
+        """The number of examples between evaluations; None: evaluate at the end of each epoch."""
+        every = self.config.evaluate_every
+        return None if every is None or sum(map(self.task.size, batches)) <= every else every
+
+    def _measure(self) -> dict[str, Any]:
+        """Evaluate the model; return the line for metrics.jsonl."""
         figures = None
         if self.processes.first:
             self.model.eval()
             with torch.no_grad(), autocast(self.processes.device, self.config.precision):
                 figures = self.task.evaluate(self.model)
         figures = self.processes.from_first(figures)
-        rate, old, every = self.rate, self.progress, self.config.evaluate_every
-        self.plateau.step(figures["score"])
-        best = self.stopping.update(figures["score"])
-        values = {
+        old = self.progress
+        return {
             "evaluation": old.evaluations + 1,
             "epoch": old.epoch + 1,
             "examples": old.examples,
             "train_loss": old.loss_sum / old.losses,
             **figures,
-            "learning_rate": rate,
+            "learning_rate": self.rate,
             "seconds": round(time.monotonic() - self.began, 2),
             "train_seconds": round(old.train_seconds, 2),
             "memory": peak_memory(),
         }
+
+    def _evaluate(self, epoch_ends: bool, every: int | None) -> None:
+        values, old = self._measure(), self.progress
+        self.plateau.step(values["score"])
+        best = self.stopping.update(values["score"])
         stopped = "no improvement" if self.stopping.done else None
         self._advance(
             since_evaluation=old.since_evaluation % every if every else 0,
@@ -243,16 +254,29 @@ class _Training:
             losses=0,
             evaluations=old.evaluations + 1,
             best=values if best else old.best,
-            stopped=stopped if math.isfinite(figures["score"]) else "the validation score is not finite",
+            stopped=stopped if math.isfinite(values["score"]) else "the validation score is not finite",
         )
+        self._write(values, best)
+        self._checkpoint(epoch_ends)
+        if self.callback is not None:
+            self.callback.on_evaluation(values, best)
+
+    def _evaluate_provisionally(self) -> dict[str, Any] | None:
+        """Evaluate and save the model after the checkpoint; resuming removes the evaluation and replaces the model."""
+        values = self._measure()
+        finite = math.isfinite(values["score"])
+        self._write(values, finite)
+        if self.callback is not None:
+            self.callback.on_evaluation(values, finite)
+        return values if finite else None
+
+    def _write(self, values: dict[str, Any], best: bool) -> None:
+        """Append an evaluation to the metrics; save the model if it is the best so far."""
         if self.processes.first:
             with self.run.writing():
                 if best:
                     self.task.save(self.model, self.run.folder / "best")
                 self.run.log(values)
-        self._checkpoint(epoch_ends)
-        if self.callback is not None:
-            self.callback.on_evaluation(values, best)
 
     def _checkpoint(self, epoch_ends: bool) -> None:
         self._advance(seconds=time.monotonic() - self.began)

@@ -34,8 +34,8 @@ class TrainingConfig:
     stop_patience: int = 10
     """Evaluations without improvement before training stops."""
     evaluate_every: int | None = None
-    """Number of examples between evaluations; the model is also evaluated at the end of training. Default: evaluate at
-    the end of each epoch."""
+    """Number of examples between evaluations; the model is also evaluated at the end of training. Default, and if an
+    epoch has no more examples than that: evaluate at the end of each epoch."""
     init_seed: int = 0
     """Seed for the initial parameters."""
     shuffle_seed: int = 0
