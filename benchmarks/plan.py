@@ -29,6 +29,7 @@ from stackattn.paper.models import LANGUAGES, paper_config, paper_models
 from stackattn.paper.names import SLUGS
 from stackattn.training.environment import environment, peak_memory
 from stackattn.training.run import TrainingRun
+from stackattn.training.run_files import RESULT
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -58,7 +59,7 @@ def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
         for task, label in cells()
     }
     found: dict[tuple[str, str], list[int]] = {}
-    for result in sorted(folder.rglob("result.json")):
+    for result in sorted(folder.rglob(RESULT)):
         run = TrainingRun(result.parent)
         if (cell := names.get(run.folder.parts[-3:-1])) and (metrics := run.metrics()):
             found.setdefault(cell, []).append(metrics[-1]["epoch"])

@@ -149,7 +149,7 @@ def test_only_results_on_the_run_s_own_corpus_are_written(config, data, tmp_path
     assert "data contains another corpus: expected the fingerprint " in capsys.readouterr().err
     assert main(["lm", "evaluate", str(run), "--data", str(data)]) == 0
     assert "perplexity" in (printed := capsys.readouterr().out)
-    assert f"not the corpus of the run, so not written to {run / 'test.json'}" in printed
+    assert "not written: this is not the corpus of the run" in printed
     assert not (run / "test.json").exists()
     assert main(["lm", "evaluate", str(run), "--data", str(tmp_path / "moved")]) == 0
     assert f"written to {run / 'test.json'}" in capsys.readouterr().out

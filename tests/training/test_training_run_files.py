@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import torch
 from runs import LANGUAGE, Killed, Stopper, outcome, stop, tiny
 
 from stackattn.training import RunError, TrainingRun, loop, run_experiment, sweep
@@ -254,3 +255,13 @@ def test_a_stored_configuration_with_an_unknown_key(folder):
     with pytest.raises(ValueError, match=r"config.json: unknown key 'training.clop'; did you mean 'training.clip'\?"):
         run_experiment(tiny(), folder, resume=True)
     assert LANGUAGE["name"] == TrainingRun(folder).config()["language"]["name"]
+
+
+def test_best_model_environment_and_test_results(complete, tmp_path):
+    run = TrainingRun(shutil.copytree(complete, tmp_path / "run"))
+    assert {"model.safetensors", "config.json"} <= {path.name for path in run.best_model.iterdir()}
+    assert run.environment()["torch"] == torch.__version__
+    row = {"length": 4, "cross_entropy": 1.0, "lower_bound": 0.5, "difference": 0.5, "difference_from_floor": None}
+    results = {"model": run.model_checksum(), "lengths": [row]}
+    assert run.write_test(results).parent == run.folder
+    assert run.test() == results

@@ -18,6 +18,7 @@ from ..nn.specs import StackSpec, parse_layers
 from ..training.cfl import CFLConfig, evaluate_by_length
 from ..training.experiment import config_of, model_folder
 from ..training.run import RunError, TrainingRun
+from ..training.run_files import CONFIG, METRICS, TEST
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class RunFolder:
         metrics = run.metrics()
         for number, row in enumerate(metrics, 1):
             if row.get("cross_entropy_difference") is None:
-                raise RunError(f"{folder / 'metrics.jsonl'}, line {number}: missing key 'cross_entropy_difference'")
+                raise RunError(f"{folder / METRICS}, line {number}: missing key 'cross_entropy_difference'")
         stopped = run.result()["stopped"] if run.finished else "not finished"
         ending = "all epochs done" if stopped == "max_epochs" else stopped
         test = run.test()
         if test is not None and "per_length" not in test:
-            raise RunError(f"{folder / 'test.json'}: missing key 'per_length'")
+            raise RunError(f"{folder / TEST}: missing key 'per_length'")
         return cls(folder, name, config, metrics, run.best_evaluation(), ending, run.without_model, test)
 
     @cached_property
@@ -109,13 +110,13 @@ def find_runs(folder: str | Path) -> dict[str, Path]:
         raise RunError(f"{folder}: expected the folder of a run, got a file; its folder is {folder.parent}")
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
-    if (folder / "config.json").exists():
+    if TrainingRun(folder).begun:
         return {folder.resolve().name: folder}
-    measured = {path.parent for name in ("metrics.jsonl", "test.json") for path in folder.rglob(name)}
-    found = sorted(path for path in measured if (path / "config.json").exists() and _is_cfl(path))
+    measured = {path.parent for name in (METRICS, TEST) for path in folder.rglob(name)}
+    found = sorted(path for path in measured if TrainingRun(path).begun and _is_cfl(path))
     if not found:
         raise RunError(
-            f"{folder}: expected a run of `stackattn cfl` (with config.json and metrics.jsonl or test.json), or a "
+            f"{folder}: expected a run of `stackattn cfl` (with {CONFIG} and {METRICS} or {TEST}), or a "
             "folder with such runs below it; found none"
         )
     return {path.relative_to(folder).as_posix(): path for path in found}

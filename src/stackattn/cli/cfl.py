@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from .arguments import add_actions, add_evaluation, add_number, add_seed, add_training_arguments
 from .training import run_action
@@ -39,13 +38,12 @@ def _evaluate(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..files import write_json
+    from ..training import TrainingRun
     from ..training.cfl import evaluate_run
 
     lengths = args.lengths and tuple(args.lengths)
     found = evaluate_run(args.run, lengths, args.per_length, args.seed, args.device, args.step)
-    path = Path(args.run) / "test.json"
-    write_json(path, found)
+    path = TrainingRun(args.run).write_test(found)
     columns = ("cross_entropy", "lower_bound", "difference", "difference_from_floor", "validity", "flawless")
     table = Table("length", "cross-entropy", "lower bound", "difference", "less ln(N)/(length+1)", *columns[4:])
     for row in found["lengths"]:

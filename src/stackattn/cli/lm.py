@@ -7,7 +7,6 @@ import csv
 import io
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import lm_prepare
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from ..files import write_json
+    from ..training import TrainingRun
     from ..training.experiment import config_of
     from ..training.lm import LMConfig, evaluate_run
 
@@ -87,12 +86,10 @@ def _evaluate(args: argparse.Namespace) -> int:
     print(f"{args.split}: {found['sentences']:,} sentences, {found['tokens']:,} tokens with EOS")
     print(f"cross-entropy {found['cross_entropy']:.4f} nats per token, perplexity {found['perplexity']:.2f}")
     if args.split == "test":
-        path = Path(args.run) / "test.json"
         if found["corpus"] == config_of(LMConfig, args.run).data.fingerprint:
-            write_json(path, found)
-            print(f"written to {path}")
+            print(f"written to {TrainingRun(args.run).write_test(found)}")
         else:
-            print(f"not the corpus of the run, so not written to {path}")
+            print("not written: this is not the corpus of the run")
     return 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..training import TrainingRun
+from ..training.run_files import METRICS
 
 
 @dataclass(frozen=True)
@@ -31,5 +32,5 @@ def find_cells(tasks: Sequence[str], models: Sequence[str], out: Path) -> list[C
         Cell(task, model, folders)
         for task in tasks
         for model in models
-        if (folders := sorted(path.parent for path in (out / task / model).glob("*/metrics.jsonl")))
+        if (folders := sorted(path.parent for path in (out / task / model).glob(f"*/{METRICS}")))
     ]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.figures import new_figure, save_figure
-from ..files import write_json
 from ..training import TrainingRun
 from ..training.cfl import CFLConfig, evaluate_run
 from ..training.experiment import config_of
@@ -71,7 +70,7 @@ def _has_test_lengths(folder: Path) -> Callable[[dict[str, Any]], bool]:
 
 
 def _measure(folder: Path) -> None:
-    write_json(folder / "test.json", evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS))
+    TrainingRun(folder).write_test(evaluate_run(folder, TEST_LENGTHS, TEST_STRINGS))
 
 
 def _row(curve: Curve) -> list[str]:

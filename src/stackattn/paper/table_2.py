@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..files import write_json
-from ..lines import read_json_object
 from ..training import TrainingRun
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
@@ -72,7 +70,7 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
             continue
         folder, last = max(ends, key=lambda end: end[1]["examples"] / end[1]["train_seconds"])
         speed = last["examples"] / last["train_seconds"]
-        environment = read_json_object(folder / "environment.json")
+        environment = TrainingRun(folder).environment()
         machines.add(f"{environment['processor']}, {environment['cores']} cores")
         minutes, memory = last["examples_per_epoch"] / speed / 60, last["memory"] and last["memory"] / 1e6
         batch = str(TrainingRun(folder).config()["data"]["batch_tokens"])
@@ -93,4 +91,4 @@ def _costs(speed: float | None, minutes: float | None, memory: float | None) -> 
 
 
 def _measure(folder: Path) -> None:
-    write_json(folder / "test.json", evaluate_run(folder))
+    TrainingRun(folder).write_test(evaluate_run(folder))

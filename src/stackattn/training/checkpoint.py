@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..files import checksum, write_json, write_tensors
-from .run_files import STATE, RunError, damaged
+from .run_files import LAST, STATE, RunError, damaged
 
 
 def save_checkpoint(
@@ -33,7 +33,7 @@ def save_checkpoint(
         state: the counters, see `run_files.STATE_KEYS`.
         random_states: states of the random generators, one for each process that trains the model.
     """
-    last = folder / "last"
+    last = folder / LAST
     last.mkdir(exist_ok=True)
     name = f"{state['progress']['examples']:09d}.safetensors"
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
@@ -55,7 +55,7 @@ def load_checkpoint(
     Raises:
         RunError: the tensor file is missing, damaged or does not belong to the model.
     """
-    path = folder / "last" / state["tensors"]
+    path = folder / LAST / state["tensors"]
     try:
         if state.get("checksum") not in (None, checksum(path)):
             raise ValueError("its content does not match the checksum in state.json")

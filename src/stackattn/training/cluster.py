@@ -19,7 +19,7 @@ from typing import Any
 from ..extras import import_extra
 from .experiment import Experiment
 from .loop import TrainingCallback
-from .run import RunError
+from .run import RunError, TrainingRun
 from .sweep import Job, Report, Reporting, run_one, unfinished
 
 MEMORY = 2.0  # GB that Ray reserves for a run: the paper's models need 0.4 to 1.9
@@ -107,7 +107,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _seen(folder: Path) -> bool:
-    return (folder / "config.json").exists()
+    return TrainingRun(folder).begun
 
 
 class _Capacity:

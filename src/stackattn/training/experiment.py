@@ -15,6 +15,7 @@ from .loop import Task, TrainingCallback, train
 from .options import TrainingConfig
 from .processes import Processes
 from .run import RunError, TrainingRun
+from .run_files import CONFIG, ENVIRONMENT, METRICS
 
 T = TypeVar("T")
 
@@ -90,19 +91,19 @@ def config_of(cls: type[T], folder: str | Path, values: dict[str, Any] | None = 
     """
     run = TrainingRun(folder)
     try:
-        return from_values(cls, run.config() if values is None else values, source=str(run.folder / "config.json"))
+        return from_values(cls, run.config() if values is None else values, source=str(run.folder / CONFIG))
     except ConfigError as error:
         raise ConfigError(f"{error} (does the run belong to another command?)") from None
 
 
 def model_folder(folder: str | Path) -> Path:
     """Return the folder of the best model of a run; any other folder is returned unchanged."""
-    folder = Path(folder)
-    if (folder / "best").is_dir():
-        return folder / "best"
-    if (folder / "environment.json").exists() or (folder / "metrics.jsonl").exists():
-        raise RunError(f"{folder}: the run has no best model ({TrainingRun(folder).without_model})")
-    return folder
+    run = TrainingRun(folder)
+    if run.best_model.is_dir():
+        return run.best_model
+    if any((run.folder / name).exists() for name in (ENVIRONMENT, METRICS)):
+        raise RunError(f"{folder}: the run has no best model ({run.without_model})")
+    return run.folder
 
 
 def perplexity(nats: float) -> float:

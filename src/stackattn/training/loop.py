@@ -275,7 +275,7 @@ class _Training:
         if self.processes.first:
             with self.run.writing():
                 if best:
-                    self.task.save(self.model, self.run.folder / "best")
+                    self.task.save(self.model, self.run.best_model)
                 self.run.log(values)
 
     def _checkpoint(self, epoch_ends: bool) -> None:

@@ -26,10 +26,14 @@ from typing import Any
 from ..compatibility import upgrade_run_config
 from ..config import from_values, to_values
 from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, write_json, write_text
+from ..models.saving import TENSORS
 from .environment import environment
 from .loggers import Logger, find_loggers
 from .run_files import (
+    BEST,
     CONFIG,
+    ENVIRONMENT,
+    LOCK,
     METRICS,
     RESULT,
     STATE,
@@ -65,7 +69,7 @@ class TrainingRun:
         self.folder = Path(folder)
         self._logger_classes = find_loggers(log)
         self._loggers: list[Logger] = []
-        self._lock = FolderLock(self.folder / "lock", self.folder)
+        self._lock = FolderLock(self.folder / LOCK, self.folder)
         self._started = False
 
     @property
@@ -108,7 +112,7 @@ class TrainingRun:
             state = self.state()
             self._cut_metrics(state["metrics"] if state else 0)
             self._open_loggers(to_values(config))
-            write_json(self.folder / "environment.json", environment())
+            write_json(self.folder / ENVIRONMENT, environment())
             if not self.begun:  # last: if a step above fails, there is no run yet, and the folder can be used again
                 write_json(self.folder / CONFIG, to_values(config))
             self._started = True
@@ -149,15 +153,24 @@ class TrainingRun:
         """The result of training: `stopped` (the reason), `evaluations`, `best` (an evaluation) and `seconds`."""
         return read_result(self.folder / RESULT)
 
+    @property
+    def best_model(self) -> Path:
+        """Folder of the best model; it does not exist before the first evaluation with a finite score."""
+        return self.folder / BEST
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, threads and hardware of the machine that trained last."""
+        return read_object(self.folder / ENVIRONMENT)
+
     def model_checksum(self) -> str | None:
         """Checksum of the best model, or None without one; test.json stores it to identify the model it belongs to."""
-        path = self.folder / "best/model.safetensors"
+        path = self.best_model / TENSORS
         return checksum(path) if path.exists() else None
 
     @property
     def without_model(self) -> str:
         """The reason why the run has no best model; empty if it has one."""
-        if (self.folder / "best/model.safetensors").exists():
+        if (self.best_model / TENSORS).exists():
             return ""
         metrics = self.metrics()
         if any(math.isfinite(values["score"]) for values in metrics):
@@ -171,6 +184,11 @@ class TrainingRun:
             return None
         found, model = read_test(path, language="language" in self.config()), self.model_checksum()
         return found if model is None or found.get("model") == model else None
+
+    def write_test(self, results: dict[str, Any]) -> Path:
+        """Store results of the best model on test data, which `test` returns; return the file."""
+        write_json(self.folder / TEST, results)
+        return self.folder / TEST
 
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations; empty before the first one."""

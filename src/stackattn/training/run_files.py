@@ -10,7 +10,11 @@ from typing import Any
 
 from ..lines import decode_text, read_json_object
 
-CONFIG, METRICS, STATE, RESULT, TEST = "config.json", "metrics.jsonl", "last/state.json", "result.json", "test.json"
+# Names in the folder of a run; the docstring of run.py says what they contain.
+CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+RESULT, TEST = "result.json", "test.json"
+LAST, BEST, LOCK = "last", "best", "lock"
+STATE = f"{LAST}/state.json"
 
 
 class RunError(RuntimeError):
