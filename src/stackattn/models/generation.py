@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops.immediate import immediate_checks, reads_values
 from .transformer import Seq2SeqTransformer
 
 
@@ -118,7 +119,7 @@ def sample(
         # Draw for finished prompts too, so that each sample is independent of when the others finish.
         uniform = torch.rand(prompts.shape[0], generator=generator, dtype=torch.float64, device=device)
         probs = (log_probs.double() / temperature).softmax(-1)
-        return _draw(_cut(probs, top_k, top_p), uniform.to(rows.device)[rows])
+        return _draw(_cut(probs, top_k, top_p), uniform.to(rows.device, non_blocking=True)[rows])
 
     return _extend_prompts(model, prompts, state, choose, max_new_tokens, eos, lengths)
 
@@ -160,11 +161,12 @@ def _extend_prompts(
     finished = [False] * B
     with _evaluating(model):
         log_probs, state = _read(model, prompts, state, lengths, eos, max_new_tokens)
-        rows = torch.arange(B, device=device)  # (R,): prompts that are still in the batch
+        numbers = list(range(B))  # prompts that are still in the batch, and the same as a tensor (R,)
+        rows = torch.arange(B, device=device)
         for step in range(max_new_tokens):
             tokens = choose(log_probs, rows)
             chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
-            for b, token, log_prob in zip(rows.tolist(), tokens.tolist(), chosen.tolist(), strict=True):
+            for b, token, log_prob in zip(numbers, _on_host(tokens), _on_host(chosen), strict=True):
                 if finished[b]:
                     continue
                 log_prob_of[b] += log_prob
@@ -172,12 +174,13 @@ def _extend_prompts(
                     finished[b] = True
                 else:
                     tokens_of[b].append(token)
-            left = [i for i, b in enumerate(rows.tolist()) if not finished[b]]
+            left = [i for i, b in enumerate(numbers) if not finished[b]]
             if not left or step + 1 == max_new_tokens:
                 break
             # Dropping rows copies all others, so wait until an eighth has finished.
             if len(left) <= len(rows) * 7 / 8:
-                index = torch.tensor(left, device=device)
+                index = _on_device(left, device)
+                numbers = [numbers[i] for i in left]
                 rows, tokens, state = rows[index], tokens[index], state.reorder(index)
             log_probs, state = _step(model, tokens[:, None], state)
     return [Generated(*result) for result in zip(tokens_of, log_prob_of, finished, strict=True)]
@@ -241,7 +244,7 @@ def beam_search(
         beams = {b: [hypothesis] for b, hypothesis in enumerate(best)}  # of the prompts whose search continues
         for step in range(max_new_tokens):
             top = log_probs.topk(k, dim=-1)
-            proposals = enumerate(zip(top.values.tolist(), top.indices.tolist(), strict=True))
+            proposals = enumerate(zip(_on_host(top.values), _on_host(top.indices), strict=True))
             for b in list(beams):
                 beams[b] = _advance(beams[b], proposals, eos, k)
                 best[b] = beams[b][0]
@@ -252,8 +255,8 @@ def beam_search(
             live = [hypothesis for beam in beams.values() for hypothesis in beam if not hypothesis.finished]
             rows = [hypothesis.row for hypothesis in live]
             if rows != list(range(len(log_probs))):
-                state = state.reorder(torch.tensor(rows, device=prompts.device))
-            tokens = torch.tensor([[hypothesis.token] for hypothesis in live], device=prompts.device)
+                state = state.reorder(_on_device(rows, prompts.device))
+            tokens = _on_device([hypothesis.token for hypothesis in live], prompts.device)[:, None]
             log_probs, state = _step(model, tokens, state)
     return [hypothesis.result() for hypothesis in best]
 
@@ -298,30 +301,51 @@ def _read(
         raise ValueError(f"prompts: expected tokens of shape (B, T) with T of at least 1, got {got}")
     B, T = prompts.shape
     if lengths is not None and (
-        lengths.shape != (B,) or lengths.is_floating_point() or not all(1 <= n <= T for n in lengths.tolist())
+        lengths.shape != (B,) or lengths.is_floating_point() or not all(1 <= n <= T for n in _on_host(lengths))
     ):
-        raise ValueError(f"lengths: expected {B} integers from 1 to {T}, got {lengths.tolist()}")
+        raise ValueError(f"lengths: expected {B} integers from 1 to {T}, got {_on_host(lengths)}")
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens: expected an integer of at least 0, got {max_new_tokens!r}")
     if state is None:
         if isinstance(model, Seq2SeqTransformer):
             raise ValueError("state: expected `model.initial_state(source, lengths)`, got None")
         state = model.initial_state(B)  # pyright: ignore
-    logits, state = model.extend(prompts, state, lengths)  # pyright: ignore
-    V = logits.shape[-1]
+    log_probs, state = _step(model, prompts, state, lengths)
+    V = log_probs.shape[-1]
     if eos is not None and not 0 <= eos < V:
         raise ValueError(f"eos: expected a token from 0 to {V - 1}, got {eos!r}")
-    last = T - 1 if lengths is None else lengths.long() - 1
-    return _log_probs(logits[torch.arange(B, device=logits.device), last]), state
+    return log_probs, state
 
 
-def _step(model: nn.Module, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-    logits, state = model.extend(tokens, state)  # pyright: ignore
-    return _log_probs(logits[:, 0]), state
-
-
-def _log_probs(logits: Tensor) -> Tensor:
-    log_probs = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    if log_probs.sum().isnan():  # no value is positive, so the sum is nan only if a value is
+def _step(model: nn.Module, tokens: Tensor, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
+    """Read tokens (B, T); returns log-probabilities (B, V) of the token that follows the last one, and the state."""
+    log_probs, after = _extend(model, tokens, state, lengths)
+    nan = _has_nan(log_probs)
+    if nan and not reads_values(log_probs.device):
+        with immediate_checks():  # raises if a value is invalid; otherwise computes with more range
+            log_probs, after = _extend(model, tokens, state, lengths)
+        nan = _has_nan(log_probs)
+    if nan:
         raise ValueError("model: expected logits that are numbers, got nan")
-    return log_probs
+    return log_probs, after
+
+
+def _extend(model: nn.Module, tokens: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+    logits, state = model.extend(tokens, state, lengths)  # pyright: ignore
+    last = tokens.shape[1] - 1 if lengths is None else lengths.long() - 1
+    logits = logits[torch.arange(len(tokens), device=logits.device), last]
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)), state
+
+
+def _on_host(x: Tensor) -> list[Any]:
+    """The values of a tensor; waits for the device."""
+    return x.tolist()
+
+
+def _on_device(numbers: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)
+
+
+def _has_nan(log_probs: Tensor) -> bool:
+    """Whether a value is nan: no value is positive, so the sum is nan only if a value is. Waits for the device."""
+    return bool(log_probs.sum().isnan())

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..ops.attention import causal_attention
+from ..ops.immediate import reads_values
 from ..ops.lengths import length_mask
 from .checks import check_dropout, check_heads, check_vectors
 from .state import State, without_padding
@@ -30,8 +31,10 @@ class Memory(AttentionState):
     source: Tensor  # (B,): index of the source sequence in each row
 
     def reorder(self, index: Tensor) -> Memory:
-        """Select rows; nothing is copied if each row keeps its source, as in beam search."""
-        return self if torch.equal(self.source[index], self.source) else super().reorder(index)
+        """Select rows; on the CPU, nothing is copied if each row keeps its source, as in beam search."""
+        if reads_values(index.device) and torch.equal(self.source[index], self.source):
+            return self
+        return super().reorder(index)
 
 
 class _Attention(nn.Module):

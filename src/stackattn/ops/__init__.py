@@ -14,7 +14,7 @@
 - dispatch.py: the available backends, and which one to use
 - eager.py: whether tensors can go to the kernel without PyTorch's dispatcher
 - registration.py: registration with PyTorch (autograd, torch.compile, vmap)
-- checks.py: validation of arguments
+- checks.py: validation of arguments; immediate.py: when values are checked
 - lengths.py: the mask of valid steps
 - transitions.py: the three transition tensors as one
 - pytorch/: the charts in plain PyTorch, for any device
@@ -25,6 +25,7 @@ NOTATION.md explains the letters.
 
 from .attention import causal_attention
 from .dispatch import backends
+from .immediate import immediate_checks
 from .nondeterministic import nondeterministic_weights
 from .reading_states import SuperpositionReadingState
 from .readings import nondeterministic_readings, superposition_readings
@@ -41,6 +42,7 @@ __all__ = [
     "backends",
     "best_runs",
     "causal_attention",
+    "immediate_checks",
     "nondeterministic_readings",
     "nondeterministic_weights",
     "sample_runs",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .immediate import reads_values
 from .lengths import length_mask
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -92,7 +93,7 @@ def check_same_batch(name: str, x: Tensor, state: Any) -> None:
 
 
 def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
-    """A validated int64 copy of `lengths`.
+    """A validated int64 copy of `lengths`; clamped instead where values are not read (immediate.py).
 
     The kernel computes addresses from it, and the caller may overwrite the original at any time, for instance through
     NumPy.
@@ -100,6 +101,8 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
     if lengths is None:
         return None
     lengths = lengths.to(torch.int64, copy=True)
+    if not reads_values(lengths.device):
+        return lengths.clamp_(0, T)
     bad = ((lengths < 0) | (lengths > T)).nonzero()
     if len(bad):
         b = int(bad[0])
@@ -113,13 +116,18 @@ def check_index(index: Tensor, state: Any) -> Tensor:
         raise ValueError(f"index: expected a vector of integers, got {index!r}")
     if index.device != state.device:
         raise ValueError(f"index: expected device {state.device} like the state, got {index.device}")
-    if ((index < 0) | (index >= state.batch_size)).any():
+    if reads_values(index.device) and ((index < 0) | (index >= state.batch_size)).any():
         raise ValueError(f"index: expected integers from 0 to {state.batch_size - 1}, got {index.tolist()}")
     return index.long()
 
 
 def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: bool) -> None:
-    """Raise ValueError for nan or infinity within the lengths; `minus_infinity`: -inf is allowed."""
+    """Raise ValueError for nan or infinity within the lengths; `minus_infinity`: -inf is allowed.
+
+    Where values are not read (immediate.py), nothing is checked: nan and infinity make the results nan.
+    """
+    if not reads_values(x.device):
+        return
     good = (x < torch.inf) if minus_infinity else x.isfinite()
     good = good.flatten(2).all(2)
     if lengths is not None:

@@ -15,7 +15,7 @@ from .lengths import length_mask
 from .pytorch import columns
 from .pytorch.chart import Steps
 from .pytorch.columns import Layout
-from .pytorch.steps import action_gradients, action_steps, log_gradients, scaled_steps
+from .pytorch.steps import action_gradients, action_steps, log_gradients, no_operation, scaled_steps
 from .transitions import join_transitions, split_transitions
 
 
@@ -132,7 +132,7 @@ def with_idle_steps(extension: Extension, rows: Tensor) -> Tensor:
         return rows
     counts = length_mask(extension.lengths, rows.shape[1])
     if extension.superposition:
-        return rows.where(counts[..., None], rows.new_tensor([0.0, 1.0, 0.0]))
+        return rows.where(counts[..., None], no_operation(rows))
     Q, S = extension.layout
     still = torch.full((Q, S, 2 * Q * S + Q), -torch.inf, device=rows.device, dtype=rows.dtype)
     still[..., Q * S : 2 * Q * S].view(Q * S, Q * S).fill_diagonal_(0.0)

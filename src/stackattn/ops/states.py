@@ -18,6 +18,7 @@ from . import checks
 from .cpp import native
 from .dispatch import choose, choose_for_state
 from .extension import Buffer, Extension, extend, same_place, with_idle_steps
+from .immediate import immediate_checks
 from .lengths import length_mask
 from .nondeterministic import nondeterministic_weights
 from .pytorch.columns import Layout
@@ -238,7 +239,8 @@ class NondeterministicState(_State):
         extension = Extension(self._layout, self.length, False, self._backend, lengths, nothing)
         history = History(self._history, with_idle_steps(extension, rows), None)
         steps = history.steps()
-        weights = nondeterministic_weights(*split_transitions(steps), backend=self._backend)[:, self.length :]
+        with immediate_checks():  # to get here, values were read
+            weights = nondeterministic_weights(*split_transitions(steps), backend=self._backend)[:, self.length :]
         if lengths is not None:
             weights = weights.where(length_mask(lengths, rows.shape[1])[..., None, None, None], 0.0)
         T, history = self.length + rows.shape[1], History(None, steps, None)

@@ -150,7 +150,7 @@ def with_eos(language: Language, strings: Tensor) -> Tensor:
 
 def negative_log_likelihood(model: nn.Module, language: Language, strings: Tensor) -> Tensor:
     """(B, n) -> (B, n + 1): negative log-likelihood in nats of each symbol and of EOS, given the symbols before it."""
-    strings = strings.to(next(model.parameters(), strings).device)
+    strings = strings.to(next(model.parameters(), strings).device, non_blocking=True)
     logits = model(with_bos(language, strings))  # (B, n + 1, symbols and EOS)
     return cross_entropy(logits.transpose(1, 2), with_eos(language, strings), reduction="none")
 

@@ -138,7 +138,7 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
     inputs, lengths = pad([[vocabulary.bos, *sentence] for sentence in sentences], vocabulary.pad)
     targets, _ = pad([[*sentence, vocabulary.eos] for sentence in sentences], IGNORED)
     device = next(model.parameters(), inputs).device
-    inputs, lengths, targets = inputs.to(device), lengths.to(device), targets.to(device)
+    inputs, lengths, targets = (x.to(device, non_blocking=True) for x in (inputs, lengths, targets))
     logits = model(inputs, lengths)  # (B, longest + 1, types and EOS)
     nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     return nats.view_as(targets)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..ops.immediate import immediate_checks, reads_values
 from .checkpoint import load_checkpoint, save_checkpoint
 from .environment import peak_memory
 from .options import TrainingConfig
@@ -186,12 +187,12 @@ class _Training:
         """Perform one optimiser step."""
         started, processes, size = time.monotonic(), self.processes, self.task.size(batch)
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(batch, size)
-        value = processes.mean(loss.item())[0]
+        value = self._gradients(batch, size)
+        if not math.isfinite(value) and not reads_values(processes.device):
+            with immediate_checks():  # raises if a value is invalid; otherwise computes with more range
+                value = self._gradients(batch, size)
         if not math.isfinite(value):
             raise RunError(self._not_finite(value))
-        loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
         old = self.progress
@@ -205,6 +206,13 @@ class _Training:
         )
         if self.callback is not None:
             self.callback.on_batch(old.epoch, old.batch + 1, batches, value)
+
+    def _gradients(self, batch: Any, size: int) -> float:
+        """Compute the gradients of a batch; returns its loss. Reading the loss waits for a GPU, so it comes last."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(batch, size)
+        loss.backward()
+        return self.processes.mean(loss.item())[0]
 
     def _loss(self, batch: Any, size: int) -> Tensor:
         """The loss of this process's share, weighted so that the mean over processes is the loss of the batch."""

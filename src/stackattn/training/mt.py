@@ -93,10 +93,10 @@ class Pairs:
         read, read_lengths = pad([[bos, *target] for target in targets], self.tokenizer.pad)
         predicted, _ = pad([[*target, eos] for target in targets], IGNORED)
         device = next(model.parameters(), source).device
-        inputs = (x.to(device) for x in (source, read, source_lengths, read_lengths))
+        inputs = (x.to(device, non_blocking=True) for x in (source, read, source_lengths, read_lengths))
         logits = model(*inputs).flatten(0, 1)  # (B * U, outputs)
         options = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "sum"}
-        return cross_entropy(logits, predicted.flatten().to(device), **options)
+        return cross_entropy(logits, predicted.flatten().to(device, non_blocking=True), **options)
 
     def cross_entropy(self, model: nn.Module, budget: int) -> float:
         """Return the cross-entropy in nats per target token, including EOS."""

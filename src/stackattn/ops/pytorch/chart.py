@@ -1,16 +1,15 @@
-"""The chart of docs/maths.md in plain PyTorch, with a few matrix products per step.
+"""The chart of docs/maths.md in plain PyTorch: per step, five kernels forward and six backward.
 
 The code is generic in the type `Number`: a float64 tensor (fast, but with a limited range) or `Extended` (slow, with an
-unlimited range). The gradients are the same recurrences in reverse order.
+unlimited range). The gradients are the same recurrences in reverse order. Products are written directly to their place
+in the chart, because on a GPU the number of kernels determines the time.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
-from .extended import Extended
+from .extended import Extended, add, multiply
 
 Number = Any  # a float64 Tensor, or an Extended, which has the same interface
 
@@ -26,164 +25,190 @@ class Steps(NamedTuple):
 class Chart:
     """The charts of a batch over the time points 0..n, with C = (n + 1) * Q columns (t, r), in one block of memory.
 
-    The order of the axes avoids copies in the matrix products: the rows (j, p) of one symbol and sequence are evenly
-    spaced (`by_symbol`), and so are the rows (p, w) of one time point and sequence (`by_time`).
+    Each array has two kinds of rows: P and D in `PD`, F and U in `FU`. The order of the axes avoids copies in the
+    matrix products: the rows (j, p) of one kind, symbol and sequence are evenly spaced (`by_symbol`), and so are the
+    rows (p, kind, w) of one time point and sequence (`by_time`).
     """
 
     def __init__(self, memory: Number, n: int, B: int, Q: int, S: int):
         self.memory = memory  # (Chart.size(n, B, Q, S),), initially zero
         self.axes = n + 1, Q, S, B
-        rows, C = (n + 1) * Q * S * B, (n + 1) * Q
-        self.PD = memory[: rows * 2 * C].reshape(2, *self.axes, C)
-        self.P, self.D = self.PD[0], self.PD[1]  # (n + 1, Q, S, B, C) by j, p, w, sequence, (t, r)
-        # (n + 1, Q, S, B, n + 2) by t, r, y, sequence, and the element on top: column 1 is the bottom element, column
-        # t + 1 the one that step t pushed. Column 0 is their sum alpha, which has nearly the same recurrence.
-        self.F = memory[rows * 2 * C :].reshape(*self.axes, n + 2)
+        rows, C = (n + 1) * Q * 2 * S * B, (n + 1) * Q
+        # (n + 1, Q, 2, S, B, C) by j, p, kind, w, sequence, (t, r). The first kind is P and the second D.
+        self.PD = memory[: rows * C].reshape(n + 1, Q, 2, S, B, C)
+        # (n + 1, Q, 2, S, B, n + 2) by t, r, kind, y, sequence, and the element on top: column 1 is the bottom element,
+        # column t + 1 the one that step t pushed. The first kind is F; its column 0 is the sum alpha, which has nearly
+        # the same recurrence. Column 0 of the second kind, U, is what step t pushes; its other columns are not used.
+        self.FU = memory[rows * C :].reshape(n + 1, Q, 2, S, B, n + 2)
 
     @staticmethod
     def size(n: int, B: int, Q: int, S: int) -> int:
-        return (n + 1) * Q * S * B * (2 * (n + 1) * Q + n + 2)
+        return (n + 1) * Q * 2 * S * B * ((n + 1) * Q + n + 2)
 
-    def by_symbol(self, x: Number) -> Number:
-        """(S B, C, columns), a view"""
-        times, Q, S, B = self.axes
-        return x.reshape(times * Q, S * B, x.shape[-1]).transpose(0, 1)
+    @property
+    def F(self) -> Number:
+        """(n + 1, Q, S, B, n + 2), a view"""
+        return self.FU[:, :, 0]
 
-    def by_time(self, x: Number) -> Number:
-        """(n + 1, B, QS, columns), a view"""
-        times, Q, S, B = self.axes
-        return x.reshape(times, Q * S, B, x.shape[-1]).transpose(1, 2)
 
-    def rows_by_symbol(self, product: Number) -> Number:
-        """(S B, Q, columns) -> (Q, S, B, columns)"""
-        _, Q, S, B = self.axes
-        return product.transpose(0, 1).reshape(Q, S, B, product.shape[-1])
+def by_symbol(x: Number, kind: int) -> Number:
+    """(times, Q, 2, S, B, columns) -> (S B, times Q, columns), a view of one kind"""
+    times, Q, _, S, B, columns = x.shape
+    return x[:, :, kind].reshape(times * Q, S * B, columns).transpose(0, 1)
 
-    def rows_by_time(self, product: Number) -> Number:
-        """(B, kinds QS, columns) -> (kinds, Q, S, B, columns)"""
-        _, Q, S, B = self.axes
-        return product.transpose(0, 1).reshape(product.shape[1] // (Q * S), Q, S, B, product.shape[-1])
 
-    def pops(self, D: Number) -> Number:
-        """D[t - 1 -> t] for t = 2..n as (n - 1, B, Q, S, Q), a view; the bottom element is never popped."""
-        times, Q, S, B = self.axes
-        return D.reshape(times, Q, S, B, times, Q).diagonal(1, 0, 4).permute(4, 2, 0, 1, 3)[1:]
+def by_time(x: Number) -> Number:
+    """(times, Q, 2, S, B, columns) -> (times, B, 2 QS, columns), a view"""
+    times, Q, _, S, B, columns = x.shape
+    return x.reshape(times, 2 * Q * S, B, columns).transpose(1, 2)
+
+
+def _pops(PD: Number) -> Number:
+    """D[t - 1 -> t] for t = 2..n as (n - 1, B, Q, S, Q), a view; the bottom element is never popped."""
+    times, Q, _, S, B, _ = PD.shape
+    return PD[:, :, 1].reshape(times, Q, S, B, times, Q).diagonal(1, 0, 4).permute(4, 2, 0, 1, 3)[1:]
 
 
 def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
     n, B, QS, _ = steps.push.shape
     chart = Chart(steps.push.new_zeros(Chart.size(n, B, Q, QS // Q)), n, B, Q, QS // Q)
-    _fill_D_and_P(steps, chart)
+    _fill_P_and_D(steps, chart)
     _fill_F(steps, chart, superposition)
     return chart
 
 
-def _fill_D_and_P(steps: Steps, chart: Chart) -> None:
+def _fill_P_and_D(steps: Steps, chart: Chart) -> None:
     times, Q, S, B = chart.axes
     n, C = times - 1, times * Q
-    P, D, D_at = chart.by_symbol(chart.P), chart.by_symbol(chart.D), chart.by_time(chart.D)
-    chart.pops(chart.D)[...] = steps.pop.reshape(n, B, Q, S, Q)[1:]
-    moves = _stacked(steps.push, steps.replace)
+    P, D, PD = by_symbol(chart.PD, 0), by_symbol(chart.PD, 1), by_time(chart.PD)
+    _pops(chart.PD)[...] = steps.pop.reshape(n, B, Q, S, Q)[1:]
+    moves = _P_and_D_from_D(steps, Q)
     for j in range(n - 2, -1, -1):
         now, later = slice(j * Q, (j + 1) * Q), slice((j + 2) * Q, C)
-        pushed_or_kept = chart.rows_by_time(moves[j] @ D_at[j + 1, :, :, later])
-        if j == 0:  # the bottom element is never popped
-            chart.P[0, ..., later] = pushed_or_kept[0]
-            break
-        chart.PD[:, j, ..., later] = pushed_or_kept
-        row = chart.D[j, ..., later]
-        row += chart.rows_by_symbol(P[:, now, later] @ D[:, later, later])
+        multiply(moves[j], PD[j + 1, :, :, later], out=PD[j, :, :, later])
+        if j > 0:  # the bottom element is never popped: D[0] is not used
+            multiply(P[:, now, later], D[:, later, later], out=D[:, now, later], accumulate=True)
 
 
 def _fill_F(steps: Steps, chart: Chart, superposition: bool) -> None:
-    times, Q = chart.axes[:2]
-    P, F, F_at = chart.by_symbol(chart.P), chart.by_symbol(chart.F), chart.by_time(chart.F)
-    if superposition:
-        chart.F[..., 0] = _one(chart.F)
+    times, Q, _, B = chart.axes
+    n = times - 1
+    P, F, FU = by_symbol(chart.PD, 0), by_symbol(chart.FU, 0), by_time(chart.FU)
+    if superposition:  # alpha is 1
+        chart.F.diagonal(1, 0, 4)[..., 1:] = steps.push.reshape(n, B, 1, 1).permute(2, 3, 1, 0)
+        _set_to_one(chart.F[..., 0])
     else:
-        chart.F[0, 0, 0, :, :2] = _one(chart.F)
-    moves = _stacked(steps.push.mT, steps.replace.mT)
+        _set_to_one(chart.F[0, 0, 0, :, :2])
+    moves = _F_and_U_from_F(steps, Q)
     for t in range(1, times):
-        now, inner, old = slice(t * Q, (t + 1) * Q), slice(0, (t - 1) * Q), slice(0, t + 1)
-        pushed, kept = chart.rows_by_time(moves[t - 1] @ F_at[t - 1, :, :, old])  # (Q, S, B, t + 1) each
-        row = chart.F[t, ..., old]
-        returned = chart.rows_by_symbol(P[:, inner, now].mT @ F[:, inner, old])
-        if superposition:
-            row[..., 1:] = (kept + returned)[..., 1:]
-            chart.F[t, ..., t + 1] = pushed[..., 0]
-        else:
-            row[...] = kept + returned
+        now, inner, old = slice(t * Q, (t + 1) * Q), slice(0, (t - 1) * Q), slice(int(superposition), t + 1)
+        multiply(moves[t - 1], FU[t - 1, :, :, old], out=FU[t, :, :, old])
+        multiply(P[:, inner, now].mT, F[:, inner, old], out=F[:, now, old], accumulate=True)
+        if not superposition:
             both = chart.F[t, ..., 0 : t + 2 : t + 1]  # alpha, and the new element
-            both += pushed[..., :1]
+            both += chart.FU[t, :, 1, ..., :1]
 
 
-def walk_back(steps: Steps, chart: Chart, dF: Number, superposition: bool = False) -> Steps:
-    """Gradients with respect to the transition weights, from those with respect to F, which are overwritten.
+def walk_back(steps: Steps, chart: Chart, dFU: Number, superposition: bool = False) -> Steps:
+    """Gradients with respect to the transition weights, from those with respect to F and U, which are overwritten.
 
     Rows are processed in reverse order; each row sums its gradient from the completed rows that used it.
     """
-    QS = chart.axes[1] * chart.axes[2]
-    moves = _stacked(steps.push, steps.replace)
-    push, replace = _walk_back_F(moves, chart, dF, superposition)
-    both, pop = _walk_back_D_and_P(moves, chart, dF)
-    return Steps(push + both[:, :, :QS], replace + both[:, :, QS:], pop)
+    Q = chart.axes[1]
+    F_moves = _walk_back_F(steps, chart, dFU, superposition)
+    D_moves, pop = _walk_back_P_and_D(steps, chart, dFU)
+    replace, push = (_block(F_moves, Q, kind, 0).mT for kind in (0, 1))
+    return Steps(push + _block(D_moves, Q, 0, 1), replace + _block(D_moves, Q, 1, 1), pop)
 
 
-def _walk_back_F(moves: Number, chart: Chart, dF: Number, superposition: bool) -> tuple[Number, Number]:
-    """The contributions of F to the gradients of push and replace; completes dF."""
-    times, Q, S, B = chart.axes
-    n, QS, C = times - 1, Q * S, times * Q
-    P, dF_of = chart.by_symbol(chart.P), chart.by_symbol(dF)
-    F_at, dF_at = chart.by_time(chart.F), chart.by_time(dF)
-    replace = dF.new_zeros(n, B, QS, QS)
+def _walk_back_F(steps: Steps, chart: Chart, dFU: Number, superposition: bool) -> Number:
+    """The gradients of `_F_and_U_from_F`; completes dFU."""
+    times, Q = chart.axes[:2]
+    n, C = times - 1, times * Q
+    P, dF, dFU_at = by_symbol(chart.PD, 0), by_symbol(dFU, 0), by_time(dFU)
+    moves = _F_and_U_from_F(steps, Q)
     for t in range(n, 0, -1):
-        now, later, old = slice(t * Q, (t + 1) * Q), slice((t + 2) * Q, C), slice(0, t + 2)
+        now, later, old = slice(t * Q, (t + 1) * Q), slice((t + 2) * Q, C), slice(int(superposition), t + 2)
         if t < n:
-            pushed, kept = chart.rows_by_time(moves[t] @ dF_at[t + 1, :, :, : t + 3])
-            row = dF[t, ..., old]
-            row += kept[..., old] + chart.rows_by_symbol(P[:, now, later] @ dF_of[:, later, old])
-            if not superposition:
-                alpha = row[..., 0]
-                alpha += pushed[..., :: t + 2].sum(-1)  # from alpha, and from the new element
-        replace[t - 1] = F_at[t - 1, :, :, : t + 1] @ dF_at[t, :, :, : t + 1].mT
-    pushed = dF.diagonal(1, 0, 4)[..., 1:] + dF[1:, ..., 0].permute(1, 2, 3, 0)  # (Q, S, B, n)
-    return F_at[:-1, :, :, :1] * pushed.permute(3, 2, 0, 1).reshape(n, B, 1, QS), replace
+            multiply(moves[t].mT, dFU_at[t + 1, :, :, old], out=dFU_at[t, :, :, old], accumulate=True)
+            multiply(P[:, now, later], dF[:, later, old], out=dF[:, now, old], accumulate=True)
+        if superposition:
+            dFU[t, :, 1, ..., 0] = dFU[t, :, 0, ..., t + 1]
+        else:
+            add(dFU[t, :, 0, ..., 0], dFU[t, :, 0, ..., t + 1], out=dFU[t, :, 1, ..., 0])
+    return _products_of_rows(dFU_at[1:], by_time(chart.FU)[:-1])
 
 
-def _walk_back_D_and_P(moves: Number, chart: Chart, dF: Number) -> tuple[Number, Number]:
-    """The contributions of D and P to the gradients of push and replace, stacked, and of pop."""
+def _walk_back_P_and_D(steps: Steps, chart: Chart, dFU: Number) -> tuple[Number, Number]:
+    """The gradients of `_P_and_D_from_D` and of pop."""
     times, Q, S, B = chart.axes
-    n, QS, C = times - 1, Q * S, times * Q
-    dD = dF.new_zeros(*chart.axes, C)
-    P, D, F, dD_of, dF_of = (chart.by_symbol(x) for x in (chart.P, chart.D, chart.F, dD, dF))
-    D_at = chart.by_time(chart.D)
-    row = dF.new_zeros(2, Q, S, B, C)  # row j of dP and of dD
-    row_at = row.reshape(2 * QS, B, C).transpose(0, 1)
-    both = dF.new_zeros(n, B, 2 * QS, QS)
-    for j in range(n):
+    n, C = times - 1, times * Q
+    dPD = dFU.new_zeros(*chart.PD.shape)
+    P, D, dP, dD, dPD_at = (*(by_symbol(x, kind) for x in (chart.PD, dPD) for kind in (0, 1)), by_time(dPD))
+    multiply(by_symbol(chart.FU, 0), by_symbol(dFU, 0).mT, out=dP)  # columns below j + 2 are not used
+    moves = _P_and_D_from_D(steps, Q)
+    for j in range(1, n):  # the bottom element is never popped: dD[0] is zero
         now, tail, later = slice(j * Q, (j + 1) * Q), slice((j + 1) * Q, C), slice((j + 2) * Q, C)
-        earlier, old = slice(0, max(j - 1, 0) * Q), slice(0, j + 2)
-        dP = F[:, now, old] @ dF_of[:, later, old].mT
-        if j > 0:  # the bottom element is never popped
-            given = chart.rows_by_time(moves[j - 1].mT @ row_at[:, :, tail])[0]  # from row j - 1
-            dD[j, ..., tail] = given + chart.rows_by_symbol(P[:, earlier, now].mT @ dD_of[:, earlier, tail])
-            row[1, ..., later] = dD[j, ..., later]
-            dP = dP + dD_of[:, now, later] @ D[:, later, later].mT
-        row[0, ..., later] = chart.rows_by_symbol(dP)
-        both[j] = row_at[:, :, later] @ D_at[j + 1, :, :, later].mT
-    pop = dF.new_zeros(n, B, Q, S, Q)
-    pop[1:] = chart.pops(dD)
-    return both, pop.reshape(n, B, QS, Q)
+        earlier = slice(0, (j - 1) * Q)
+        multiply(moves[j - 1].mT, dPD_at[j - 1, :, :, tail], out=dPD_at[j, :, :, tail], accumulate=True)
+        multiply(P[:, earlier, now].mT, dD[:, earlier, tail], out=dD[:, now, tail], accumulate=True)
+        multiply(dD[:, now, later], D[:, later, later].mT, out=dP[:, now, later], accumulate=True)
+    pop = dFU.new_zeros(n, B, Q, S, Q)
+    pop[1:] = _pops(dPD)
+    return _products_of_rows(dPD_at[:-1], by_time(chart.PD)[1:]), pop.reshape(n, B, Q * S, Q)
 
 
-def _stacked(push: Number, replace: Number) -> Number:
-    """(n, B, 2 QS, QS)"""
-    n, B, QS, _ = push.shape
-    both = push.new_zeros(n, B, 2 * QS, QS)
-    both[:, :, :QS], both[:, :, QS:] = push, replace
-    return both
+# A move is a matrix (2 QS, 2 QS) with rows (state, kind, symbol) of a result and columns (state, kind, symbol) of its
+# source at the neighbouring time point. Its columns of the kind that is not the source are zero.
 
 
-def _one(like: Number) -> Number:
-    one = torch.ones((), dtype=torch.float64, device="cpu")
-    return Extended.of(one) if isinstance(like, Extended) else one
+def _P_and_D_from_D(steps: Steps, Q: int) -> Number:
+    """(n, B, 2 QS, 2 QS): P[j] pushes and D[j] replaces at step j + 1, and both continue with D[j + 1]."""
+    return _moves(steps.push, steps.replace, Q, source=1)
+
+
+def _F_and_U_from_F(steps: Steps, Q: int) -> Number:
+    """(n, B, 2 QS, 2 QS): F[t] replaces and U[t] pushes at step t, and both continue F[t - 1]."""
+    return _moves(steps.replace.mT, steps.push.mT, Q, source=0)
+
+
+def _moves(first: Number, second: Number, Q: int, source: int) -> Number:
+    n, B, QS, _ = first.shape
+    moves = first.new_zeros(n, B, 2 * QS, 2 * QS)
+    for kind, x in enumerate((first, second)):
+        _block_view(moves, Q, kind, source)[...] = x.reshape(n, B, Q, QS // Q, Q, QS // Q)
+    return moves
+
+
+def _block(moves: Number, Q: int, result: int, source: int) -> Number:
+    """(n, B, QS, QS): the entries of one kind of result and source."""
+    n, B, size, _ = moves.shape
+    return _block_view(moves, Q, result, source).reshape(n, B, size // 2, size // 2)
+
+
+def _block_view(moves: Number, Q: int, result: int, source: int) -> Number:
+    """(n, B, Q, S, Q, S)"""
+    n, B, size, _ = moves.shape
+    S = size // (2 * Q)
+    return moves.reshape(n, B, Q, 2, S, Q, 2, S)[:, :, :, result, :, :, source]
+
+
+def _products_of_rows(a: Number, b: Number) -> Number:
+    """(n, B, rows, columns) twice -> (n, B, rows, rows): a @ b.mT, one kernel for each index of the shorter axis.
+
+    One product over both axes would copy a and b, because their first two axes are not evenly spaced.
+    """
+    n, B, rows, _ = a.shape
+    out = a.new_zeros(n, B, rows, rows)
+    for i in range(min(n, B)):
+        at = i if n < B else (slice(None), i)
+        multiply(a[at], b[at].mT, out=out[at])
+    return out
+
+
+def _set_to_one(x: Number) -> None:
+    if isinstance(x, Extended):
+        x.mantissa.fill_(0.5)
+        x.exponent.fill_(1.0)
+    else:
+        x.fill_(1.0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import kernel
+from ..immediate import reads_values
 from ..lengths import length_mask
 from .chart import Steps
 from .operators import SMALLEST_MASS
@@ -102,12 +103,13 @@ def to_dense(state: Tensor, layout: Layout, T: int) -> Dense:
 
 def to_flat(dense: Dense, layout: Layout, T: int) -> Tensor:
     """The flat form (B, layout.size(T)) of the first T steps of `dense`."""
-    state = dense.P.new_zeros(dense.P.shape[0], layout.size(T))
+    size = layout.size(T)
+    state = dense.P.new_zeros(dense.P.shape[0], size + 1)  # the last column collects the entries that do not exist
     P, F, push, replace = dense
     parts = (P[:, :, : T + 1, :, : T + 1], F[:, :, : T + 1, : T + 1], push[:, :T], replace[:, :T])
     for x, (at, there) in zip(parts, layout.positions(T, state.device), strict=True):
-        state[:, at[there]] = x[:, there]
-    return state
+        state[:, at.where(there, size)] = x
+    return state[:, :size]
 
 
 class Column(NamedTuple):
@@ -140,7 +142,10 @@ def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
 def extend(
     state: Tensor, layout: Layout, before: int, steps: Steps, lengths: Tensor | None, superposition: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and `in_range`."""
+    """The state after `steps` (c, B, ...), their attention weights (B, c, i, Q, S), and `in_range`.
+
+    Where values are not read (immediate.py), rows that are out of range are nan, and `in_range` is True.
+    """
     (c, B), (Q, S) = steps.push.shape[:2], layout
     T = before + c
     dense = _grown(to_dense(state, layout, before), c, superposition)
@@ -161,6 +166,8 @@ def extend(
         return to_flat(dense, layout, T), _masked(rows[:, :, 1:], lengths), True
     mass = rows.sum((2, 3, 4), keepdim=True)
     in_range = mass >= SMALLEST_MASS
+    if not reads_values(mass.device):
+        return to_flat(dense, layout, T), _masked((rows / mass).where(in_range, torch.nan), lengths), True
     if lengths is not None:
         in_range |= ~length_mask(lengths, c)[..., None, None, None]
     return to_flat(dense, layout, T), _masked(rows / mass, lengths), bool(in_range.all())

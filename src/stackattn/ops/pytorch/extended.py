@@ -114,3 +114,20 @@ class Extended:
 
 def _scaled(mantissa: Tensor, exponent: Tensor) -> Tensor:
     return torch.ldexp(mantissa, exponent.clamp(min=-2000))
+
+
+def multiply(a: Tensor | Extended, b: Tensor | Extended, *, out: Tensor | Extended, accumulate: bool = False) -> None:
+    """`out = a @ b`, or `out += a @ b`, for batches of matrices; a float64 product is one kernel."""
+    if isinstance(out, Extended):
+        out[...] = out + a @ b if accumulate else a @ b  # pyright: ignore
+    elif accumulate:
+        out.baddbmm_(a, b)  # pyright: ignore
+    else:
+        torch.bmm(a, b, out=out)  # pyright: ignore
+
+
+def add(a: Tensor | Extended, b: Tensor | Extended, *, out: Tensor | Extended) -> None:
+    if isinstance(out, Extended):
+        out[...] = a + b  # pyright: ignore
+    else:
+        torch.add(a, b, out=out)  # pyright: ignore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..immediate import reads_values
 from ..lengths import length_mask
 from .chart import Chart, Number, Steps, fill, walk_back
 from .extended import Extended
@@ -23,9 +24,12 @@ def nondeterministic(
     inputs = neutral(log_push, log_replace, log_pop, lengths)
     chart = fill(scaled_steps(*inputs, extended=False), Q)
     weights = _normalise(chart)[0]
-    for b in _out_of_range(chart, lengths):
-        exact = fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
-        weights[..., b : b + 1, :] = _normalise(exact)[0]
+    if reads_values(weights.device):
+        for b in _out_of_range(chart, lengths):
+            exact = fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
+            weights[..., b : b + 1, :] = _normalise(exact)[0]
+    else:
+        weights = _marked(weights, chart, inputs, lengths)
     weights = weights.permute(3, 0, 4, 1, 2)
     if lengths is not None:
         weights = weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
@@ -45,11 +49,13 @@ def nondeterministic_backward(
         grad = grad.permute(1, 3, 4, 0, 2).contiguous()
         # the second term is the derivative of the normalisation
         grad = (grad - (grad * weights).sum((1, 2, 4), keepdim=True)).where(alive, 0.0)
-        dF = chart.F.new_zeros(*chart.F.shape)
+        if not reads_values(grad.device):
+            grad = _marked(grad, chart, inputs, lengths)
+        dFU = chart.FU.new_zeros(*chart.FU.shape)
         if isinstance(mass, Extended):
             grad = Extended.of(grad)
-        dF[1:, ..., 1:] = grad / mass
-        return log_gradients(steps, walk_back(steps, chart, dF), Q)
+        dFU[1:, :, 0, ..., 1:] = grad / mass
+        return log_gradients(steps, walk_back(steps, chart, dFU), Q)
 
     B, T, Q, S = log_push.shape[:4]
     inputs = neutral(log_push, log_replace, log_pop, lengths)
@@ -59,7 +65,7 @@ def nondeterministic_backward(
     steps = scaled_steps(*inputs, extended=False)
     chart = Chart(memory, T, B, Q, S) if memory.numel() else fill(steps, Q)
     results = gradients(steps, chart, grad)
-    for b in _out_of_range(chart, lengths):
+    for b in _out_of_range(chart, lengths) if reads_values(grad.device) else []:
         steps = scaled_steps(*(x[b : b + 1] for x in inputs), extended=True)
         for result, exact in zip(results, gradients(steps, fill(steps, Q), grad[b : b + 1]), strict=True):
             result[b] = exact[0]
@@ -69,11 +75,13 @@ def nondeterministic_backward(
 def _normalise(chart: Chart) -> tuple[Tensor, Number, Tensor]:
     """Attention weights (n, Q, S, B, n + 1), the mass of all runs of each row, and which rows have any run.
 
-    With `Extended` numbers, the mass of a row without runs is set to 1 to allow division.
+    The mass of a row without runs is set to 1 to allow division.
     """
     F, mass = chart.F[1:, ..., 1:], _mass(chart)[:, None, None, :, None]
     if not isinstance(mass, Extended):
-        return F / mass, mass, mass > 0
+        alive = mass > 0
+        mass = mass.where(alive, 1.0)
+        return F / mass, mass, alive
     alive = mass.mantissa > 0
     mass.mantissa = mass.mantissa.where(alive, 1.0)
     return (F / mass).to_tensor(), mass, alive
@@ -92,6 +100,20 @@ def _out_of_range(chart: Chart, lengths: Tensor | None) -> list[int]:
     return (~good.all(0)).nonzero()[:, 0].tolist()
 
 
+def _marked(rows: Tensor, chart: Chart, inputs: list[Tensor], lengths: Tensor | None) -> Tensor:
+    """`rows` (n, Q, S, B, n + 1) with nan where the range of float64 may not suffice; computed without reading values.
+
+    A mass of zero can also mean that a row has no runs. This is certain after a step that forbids all transitions.
+    """
+    forbidden = torch.stack([(x == -torch.inf).flatten(2).all(2) for x in inputs]).all(0)  # (B, n)
+    ended = (forbidden.cumsum(1) > 0).T  # (n, B)
+    rows = rows.where(~ended[:, None, None, :, None], 0.0)
+    good = (_mass(chart) >= SMALLEST_MASS) | ended
+    if lengths is not None:
+        good |= ~length_mask(lengths, good.shape[0]).T
+    return rows.where(good[:, None, None, :, None], torch.nan)
+
+
 def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
     chart = fill(action_steps(actions, lengths), 1, superposition=True)
     weights = chart.F[1:, 0, 0, :, 2:].transpose(0, 1)  # (B, T, T)
@@ -104,6 +126,6 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
     grad = grad.double()
     if lengths is not None:
         grad = grad.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
-    dF = torch.zeros_like(chart.F)
-    dF[1:, 0, 0, :, 2:] = grad.transpose(0, 1)
-    return action_gradients(walk_back(steps, chart, dF, superposition=True))
+    dFU = torch.zeros_like(chart.FU)
+    dFU[1:, 0, 0, 0, :, 2:] = grad.transpose(0, 1)
+    return action_gradients(walk_back(steps, chart, dFU, superposition=True))

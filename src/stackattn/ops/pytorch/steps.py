@@ -44,6 +44,11 @@ def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
     return Steps(*(x[..., None] for x in actions.double().transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each
 
 
+def no_operation(actions: Tensor) -> Tensor:
+    """(3,): the action that changes nothing. Computed, because a list would be copied to the device."""
+    return (torch.arange(3, device=actions.device) == 1).to(actions.dtype)
+
+
 def action_gradients(gradients: Steps) -> Tensor:
     """Gradients with respect to the actions, (B, T, 3)."""
     return torch.cat([x.reshape(*x.shape[:2], 1) for x in gradients], dim=-1).transpose(0, 1)

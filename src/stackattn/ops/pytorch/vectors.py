@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..lengths import length_mask
+from .steps import no_operation
 
 
 def forward(
@@ -53,7 +54,7 @@ def _idle(actions: Tensor, values: Tensor, lengths: Tensor | None) -> tuple[Tens
     if lengths is None:
         return actions, values
     mask = length_mask(lengths, actions.shape[1])[..., None]
-    return actions.where(mask, actions.new_tensor([0.0, 1.0, 0.0])), values.where(mask, 0.0)
+    return actions.where(mask, no_operation(actions)), values.where(mask, 0.0)
 
 
 def _stacks(actions: Tensor, values: Tensor, stack: Tensor, depth: int | None) -> list[Tensor]:

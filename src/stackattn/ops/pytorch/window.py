@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..immediate import reads_values
 from ..lengths import length_mask
 from ..transitions import join_transitions, split_transitions
 from .chart import Number, Steps
@@ -47,7 +48,10 @@ def forward(steps: Tensor, values: Tensor, history: Tensor, lengths: Tensor | No
     steps, values = _without_padding(steps, values, lengths)
     rows = _fill(steps, values, history, window, extended=False)
     found = rows.joined()[:, window:].contiguous()
-    for b in _out_of_range(rows.logs, lengths, window):
+    good = _in_range(rows.logs, lengths, window)  # (T, B)
+    if not reads_values(found.device):
+        found = found.where(good.T[..., None], torch.nan)
+    for b in _out_of_range(good):
         one = slice(b, b + 1)
         found[one] = _fill(steps[one], values[one], history[one], window, extended=True).joined()[:, window:]
     if lengths is not None:
@@ -66,7 +70,7 @@ def backward(
         grad = grad.where(length_mask(lengths, values.shape[1])[..., None], 0.0)
     all_rows = Rows.split(torch.cat([history, rows], 1), QS, extended=False)
     results = _unfill(grad, steps, values, all_rows, window)
-    for b in _out_of_range(all_rows.logs, lengths, window):
+    for b in _out_of_range(_in_range(all_rows.logs, lengths, window)):
         one = slice(b, b + 1)
         exact = _fill(steps[one], values[one], history[one], window, extended=True)
         for result, found in zip(results, _unfill(grad[one], steps[one], values[one], exact, window), strict=True):
@@ -90,12 +94,19 @@ def _without_padding(steps: Tensor, values: Tensor, lengths: Tensor | None) -> t
     return steps, values.where(mask[..., None], 0.0)
 
 
-def _out_of_range(logs: Tensor, lengths: Tensor | None, window: int) -> list[int]:
-    """The sequences with a row whose mass is too far below that of the row a window earlier."""
+def _in_range(logs: Tensor, lengths: Tensor | None, window: int) -> Tensor:
+    """(T, B): whether the mass of a row is not too far below that of the row a window earlier; true for padding."""
     total = logs.cumsum(0)
     good = total[:-window] - total[window:] <= _LARGEST_FALL  # (T, B); false for nan
     if lengths is not None:
         good |= ~length_mask(lengths, len(good)).T
+    return good
+
+
+def _out_of_range(good: Tensor) -> list[int]:
+    """The sequences with a row that is not good; none where values are not read."""
+    if not reads_values(good.device):
+        return []
     return (~good.all(0)).nonzero()[:, 0].tolist()
 
 

@@ -1,0 +1,149 @@
+"""Layers, models, generation and training steps on a GPU: nothing waits for the device and no tensor is elsewhere."""
+
+import math
+
+import pytest
+import torch
+from fake_gpu import Waits, fake_gpu
+from subjects import LAYERS, MODELS, NAMES, TOKENS, D
+
+from stackattn.models import Seq2SeqTransformer, generation
+from stackattn.models.generation import beam_search, greedy, sample
+from stackattn.ops import checks, extension, immediate, readings, states
+from stackattn.ops.pytorch import columns, operators
+from stackattn.training.processes import autocast
+
+B, T = 3, 5
+
+
+@pytest.fixture(autouse=True)
+def _without_addresses(monkeypatch):
+    for module in (extension, states):  # fake tensors have no addresses
+        monkeypatch.setattr(module, "same_place", lambda one, other: one is other)
+
+
+def on(device, name):
+    with device:
+        return {**LAYERS, **MODELS}[name]()
+
+
+def inputs(device, name):
+    if name in LAYERS:
+        return torch.randn(B, T, D, device=device)
+    return torch.randint(TOKENS - 1, (B, T), device=device)
+
+
+def full(module, x, lengths):
+    return module(x, x, lengths, lengths) if isinstance(module, Seq2SeqTransformer) else module(x, lengths)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_training_step(name, padded):
+    with fake_gpu() as gpu:
+        module, x = on(gpu, name), inputs(gpu, name)
+        lengths = torch.full((B,), 3, device=gpu) if padded else None
+        optimizer = torch.optim.Adam(module.parameters())
+        y = full(module, x, lengths)
+        y.square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        assert y.device == gpu
+        assert all(p.grad is None or p.grad.device == gpu for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_and_states(name):
+    with fake_gpu() as gpu:
+        module, x = on(gpu, name), inputs(gpu, name)
+        lengths = torch.full((B,), 2, device=gpu)
+        state = module.initial_state(*((x, lengths) if isinstance(module, Seq2SeqTransformer) else (B,)))
+        for chunk, taken in ((x[:, :3], lengths), (x[:, 3:4], None), (x[:, 4:], None)):
+            y, state = module.extend(chunk, state, taken)
+            state = state.reorder(torch.arange(B, device=gpu).flip(0)).detach()
+            assert y.device == gpu
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "nondeterministic" in name or "superposition" in name][:4])
+def test_weights_and_actions(name):
+    with fake_gpu() as gpu:
+        layer, x = on(gpu, name), inputs(gpu, name)
+        results = layer(x, torch.full((B,), 3, device=gpu), return_weights=True, return_actions=True)
+        assert {leaf.device for leaf in torch.utils._pytree.tree_leaves(results)} == {gpu}
+
+
+def test_a_constant_on_the_cpu_is_noticed():
+    """Shows that the tests of this file can fail."""
+    with fake_gpu() as gpu:
+        module, x = on(gpu, "Tf+Nd"), inputs(gpu, "Tf+Nd")
+        module.trunk.layers[1].attention.function.initial_values = lambda batch_size: torch.zeros(batch_size, 1, 3)
+        with pytest.raises((Waits, RuntimeError)):
+            module(x)
+
+
+@pytest.mark.parametrize("decode", [greedy, sample, beam_search])
+@pytest.mark.parametrize("name", ["Tf+Nd", "LSTM+Sup", "LSTM+Nd", "Seq2Seq, mixed"])
+def test_generation_reads_only_tokens_and_log_probabilities(monkeypatch, name, decode):
+    reads = []
+
+    def zeros(shape):
+        return [zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
+
+    def on_host(x):
+        reads.append(x.shape)
+        return zeros(x.shape)
+
+    monkeypatch.setattr(generation, "_on_host", on_host)
+    monkeypatch.setattr(generation, "_has_nan", lambda x: False)
+    # Beams and prompts that go on are numbers of the host; copying them to the device is part of reading the tokens.
+    monkeypatch.setattr(generation, "_on_device", lambda data, device: torch.zeros(len(data), device=device).long())
+    with fake_gpu() as gpu:
+        model = on(gpu, name)
+        prompts = torch.zeros(B, 2, dtype=torch.int64, device=gpu)
+        state = model.initial_state(prompts) if isinstance(model, Seq2SeqTransformer) else None
+        results = decode(model, prompts, state, max_new_tokens=3, eos=TOKENS - 1)
+    assert [result.tokens for result in results] == [[0, 0, 0]] * B
+    assert len(reads) == 2 * 3
+
+
+@pytest.mark.usefixtures("without_onednn")
+def test_charts_stay_in_float64_under_autocast(monkeypatch):
+    model, dtypes, original = MODELS["Tf+Nd"](), [], operators.nondeterministic
+
+    def recorded(*args):
+        weights, memory = original(*args)
+        dtypes.append((args[0].dtype, memory.dtype))
+        return weights, memory
+
+    monkeypatch.setattr(operators, "nondeterministic", recorded)
+    monkeypatch.setattr(readings, "choose", lambda backend, device: "torch")
+    with autocast(torch.device("cpu"), "bfloat16"):
+        model(torch.randint(TOKENS, (B, T))).sum().backward()
+    assert dtypes == [(torch.bfloat16, torch.float64)]
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_generation_repeats_a_step_beyond_the_range(monkeypatch):
+    """Logits beyond the range of float64: nan at first, then computed exactly with immediate checks."""
+    model = MODELS["Tf+Nd"]().double().eval()
+    attention = model.trunk.layers[1].attention.function
+    attention.to_actions.weight.data *= 1e5
+    prompts = torch.zeros(2, 1, dtype=torch.int64)
+    expected = greedy(model, prompts, max_new_tokens=12)
+    repeated = []
+
+    def reads_values(device):
+        return immediate._requests > 0
+
+    def has_nan(x):
+        repeated.append(bool(x.sum().isnan()))
+        return repeated[-1]
+
+    for module in (checks, operators, columns, generation):
+        monkeypatch.setattr(module, "reads_values", reads_values)
+    monkeypatch.setattr(states, "choose_for_state", lambda backend, device: "torch")
+    monkeypatch.setattr(generation, "_has_nan", has_nan)
+    found = greedy(model, prompts, max_new_tokens=12)
+    assert any(repeated), "the test needs logits beyond the range"
+    assert [x.tokens for x in found] == [x.tokens for x in expected]
+    assert all(math.isclose(x.log_prob, y.log_prob, rel_tol=1e-9) for x, y in zip(found, expected, strict=True))

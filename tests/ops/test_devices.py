@@ -1,0 +1,219 @@
+"""The operators on a GPU: nothing waits for the device, few kernels per step, and nan where a check has failed."""
+
+import pytest
+import torch
+from fake_gpu import KernelCount, Waits, fake_gpu
+from stacks import Nondeterministic, Superposition, seeded
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+import stackattn
+from stackattn.ops import checks, extension, immediate_checks, states
+from stackattn.ops.pytorch import columns, operators, vectors, window
+from stackattn.ops.transitions import join_transitions
+
+B, T, Q, S = 2, 5, 2, 3
+STACK = Nondeterministic(Q, S)
+
+
+def transitions(device, requires_grad=False):
+    shapes = (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+    return [torch.randn(shape, device=device, requires_grad=requires_grad) for shape in shapes]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_operators_do_not_wait(padded):
+    with fake_gpu() as gpu:
+        lengths = checks.copy_lengths(torch.full((B,), 3, device=gpu) if padded else None, T)
+        inputs = transitions(gpu)
+        checks.check_numbers("log_push", inputs[0], lengths, minus_infinity=True)
+        weights, memory = operators.nondeterministic(*inputs, lengths)
+        grads = operators.nondeterministic_backward(torch.randn_like(weights), *inputs, lengths, memory)
+        actions = torch.rand(B, T, 3, device=gpu)
+        rows = operators.superposition(actions, lengths)
+        grad = operators.superposition_backward(torch.randn_like(rows), actions, lengths)
+        assert {x.device for x in (weights, *grads, rows, grad)} == {gpu}
+        assert weights.shape == (B, T, T + 1, Q, S)
+        assert rows.shape == (B, T, T)
+
+
+def test_immediate_checks_wait():
+    """Shows that the test above can fail."""
+    with fake_gpu() as gpu, immediate_checks(), pytest.raises(DataDependentOutputException):
+        checks.check_numbers("log_push", transitions(gpu)[0], None, minus_infinity=True)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.sum() > 0),
+        lambda x: x.tolist(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.equal(x, x),
+        lambda x: x + torch.ones(3),
+        lambda x: x[torch.arange(2)],
+        lambda x: x.cpu(),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: torch.ones(3).to(x.device),
+    ],
+)
+def test_the_fake_gpu_raises_where_a_gpu_would_wait(wait):
+    with fake_gpu() as gpu:
+        x = torch.ones(3, device=gpu)
+        with pytest.raises((Waits, RuntimeError)):
+            wait(x)
+        assert torch.ones(3).to(gpu, non_blocking=True).device == gpu
+
+
+@pytest.mark.parametrize("stack", ["superposition", "nondeterministic"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_states_do_not_wait(monkeypatch, stack, padded):
+    for module in (extension, states):  # fake tensors have no addresses
+        monkeypatch.setattr(module, "same_place", lambda one, other: one is other)
+    with fake_gpu() as gpu:
+        lengths = torch.full((B,), 1, device=gpu) if padded else None
+        if stack == "superposition":
+            state, steps = stackattn.SuperpositionState.empty(B, device=gpu), [torch.rand(B, T, 3, device=gpu)]
+        else:
+            state, steps = stackattn.NondeterministicState.empty(B, Q, S, device=gpu), transitions(gpu)
+        inputs = [x.requires_grad_() for x in steps]
+        first, state = state.extend(*(x[:, :2] for x in inputs), lengths)
+        state = state.reorder(torch.arange(B, device=gpu).flip(0))
+        second, state = state.extend(*(x[:, 2:] for x in inputs), lengths)
+        grads = torch.autograd.grad(first.sum() + second.sum(), inputs)
+        assert {x.device for x in (first, second, *grads)} == {gpu}
+        assert state.detach().length == T
+
+
+def kernels_per_step(function):
+    """The kernels of 10 more steps, divided by 10."""
+    counts = []
+    for n in (10, 20):
+        with KernelCount() as count:
+            function(n)
+        counts.append(count.names.total())
+    return (counts[1] - counts[0]) / 10
+
+
+def test_kernels_per_step():
+    """On a GPU they determine the time of short sequences."""
+    inputs = {n: STACK.inputs(B, n) for n in (10, 20)}
+    actions = {n: Superposition().inputs(B, n)[0] for n in (10, 20)}
+    charts = {n: operators.nondeterministic(*inputs[n], None) for n in (10, 20)}
+
+    def backward(n):
+        weights, memory = charts[n]
+        operators.nondeterministic_backward(weights, *inputs[n], None, memory)
+
+    assert kernels_per_step(lambda n: operators.nondeterministic(*inputs[n], None)) == 5
+    assert kernels_per_step(backward) == 6
+    assert kernels_per_step(lambda n: operators.superposition(actions[n], None)) == 4
+    grads = {n: torch.ones(B, n, n, dtype=torch.float64) for n in (10, 20)}
+    assert kernels_per_step(lambda n: operators.superposition_backward(grads[n], actions[n], None)) == 10
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Tensors on the CPU are treated like those on a GPU: values are not read."""
+    for module in (checks, operators, columns, window):
+        monkeypatch.setattr(module, "reads_values", lambda device: False)
+
+
+def hidden(batch=3, steps=8):
+    """Transitions whose last sequence leaves the range of float64 at step 2."""
+    return Nondeterministic(2, 2, hidden=True).inputs(batch, steps)
+
+
+def with_gradients(inputs, grad, lengths=None):
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    weights = stackattn.nondeterministic_weights(*inputs, lengths, backend="torch")
+    return [weights.detach(), *torch.autograd.grad(weights, inputs, grad)]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_beyond_the_range_are_nan_and_others_exact(request, padded):
+    inputs = hidden()
+    lengths = torch.tensor([8, 3, 8]) if padded else None
+    grad = torch.randn(3, 8, 9, 2, 2, generator=seeded(), dtype=torch.float64)
+    expected = with_gradients(inputs, grad, lengths)
+    request.getfixturevalue("as_on_a_gpu")
+    weights, *grads = with_gradients(inputs, grad, lengths)
+    assert torch.equal(weights[:2], expected[0][:2])
+    torch.testing.assert_close(weights[2, :2], expected[0][2, :2], rtol=1e-12, atol=0)
+    assert weights[2, 2:].isnan().all()
+    assert all(torch.equal(x[:2], y[:2]) for x, y in zip(grads, expected[1:], strict=True))
+    assert all(x[2].isnan().any() for x in grads)
+
+
+def test_padding_beyond_the_range_is_not_nan(request):
+    inputs, lengths = hidden(1), torch.tensor([2])
+    grad = torch.randn(1, 8, 9, 2, 2, generator=seeded(), dtype=torch.float64)
+    expected = with_gradients(inputs, grad, lengths)
+    request.getfixturevalue("as_on_a_gpu")
+    assert all(map(torch.equal, with_gradients(inputs, grad, lengths), expected))
+
+
+def test_rows_after_a_step_without_transitions_are_zero(request):
+    inputs = STACK.inputs(2, 6)
+    for x in inputs:
+        x[0, 3] = -torch.inf
+    grad = torch.randn(2, 6, 7, Q, S, generator=seeded(), dtype=torch.float64)
+    expected = with_gradients(inputs, grad)
+    request.getfixturevalue("as_on_a_gpu")
+    found = with_gradients(inputs, grad)
+    assert not found[0][0, 3:].any()
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_invalid_values_become_nan_and_lengths_are_clamped():
+    inputs = STACK.inputs(2, 6)
+    inputs[0][0, 2, 0, 0, 0, 0] = torch.nan
+    weights = stackattn.nondeterministic_weights(*inputs, torch.tensor([6, 99]), backend="torch")
+    assert weights[0, 2:].isnan().all()
+    assert torch.equal(weights[1], stackattn.nondeterministic_weights(*(x[1:] for x in inputs), backend="torch")[0])
+    actions = Superposition().inputs(1, 4)[0]
+    actions[0, 2] = torch.inf
+    assert stackattn.superposition_weights(actions, backend="torch")[0, 2:].isnan().any()
+
+
+def test_a_state_beyond_the_range_is_nan_and_can_be_repeated_exactly(request):
+    inputs = hidden(1, 4)
+    expected = stackattn.nondeterministic_weights(*inputs, backend="torch")
+    state = stackattn.NondeterministicState.empty(1, 2, 2, backend="torch")
+    request.getfixturevalue("as_on_a_gpu")
+    _, state = state.extend(*(x[:, :2] for x in inputs))
+    row, _ = state.extend(*(x[:, 2:3] for x in inputs))
+    assert row.isnan().all()
+    for module in (checks, operators, columns, window):  # inside `immediate_checks`
+        request.getfixturevalue("monkeypatch").setattr(module, "reads_values", lambda device: True)
+    row, state = state.extend(*(x[:, 2:3] for x in inputs))
+    torch.testing.assert_close(row, expected[:, 2:3, :4], rtol=1e-12, atol=0)
+    row, _ = state.extend_joined(join_transitions(*(x[:, 3:] for x in inputs)))
+    torch.testing.assert_close(row, expected[:, 3:], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_windows_and_limited_depth_do_not_wait(padded):
+    with fake_gpu() as gpu:
+        lengths = torch.full((B,), 3, device=gpu) if padded else None
+        steps, values = join_transitions(*transitions(gpu)), torch.randn(B, T, 4, device=gpu)
+        history = torch.randn(B, 1, Q * S * 5 + 1, device=gpu, dtype=torch.float64)
+        rows = window.forward(steps, values, history, lengths, 2)
+        grads = window.backward(torch.randn_like(rows), steps, values, history, rows, lengths, 2)
+        stack = torch.zeros(B, 0, 4, device=gpu)
+        found = vectors.forward(torch.rand(B, T, 3, device=gpu), values, stack, lengths, 2, False)
+        back = vectors.backward(found, torch.rand(B, T, 3, device=gpu), values, stack, lengths, 2)
+        assert {x.device for x in (rows, *grads, found, *back)} == {gpu}
+
+
+def test_windowed_rows_beyond_the_range_are_nan(request):
+    inputs = hidden(2, 6)
+    expected = stackattn.nondeterministic_weights(*inputs, window=3, backend="torch")
+    request.getfixturevalue("as_on_a_gpu")
+    weights = stackattn.nondeterministic_weights(*inputs, window=3, backend="torch")
+    assert torch.equal(weights[0], expected[0])
+    torch.testing.assert_close(weights[1, :2], expected[1, :2], rtol=1e-12, atol=0)
+    assert weights[1, 2:].isnan().any()
