@@ -29,7 +29,7 @@ def _quick_workers(monkeypatch):
 
 def figures(out):
     """Metrics of all runs, without those that depend on time."""
-    clock = ("seconds", "train_seconds", "memory")
+    clock = ("seconds", "train_seconds", "cpu_seconds", "memory")
     runs = {path.parent.relative_to(out): TrainingRun(path.parent) for path in Path(out).rglob("result.json")}
     return {
         name: [{key: value for key, value in row.items() if key not in clock} for row in run.metrics()]

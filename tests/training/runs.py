@@ -67,7 +67,7 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     """Return everything that must be reproducible: metrics and result without times, and the best model."""
     run = TrainingRun(folder)
     result = run.result()
-    times = ("seconds", "train_seconds", "memory")
+    times = ("seconds", "train_seconds", "cpu_seconds", "memory")
     metrics = [{k: v for k, v in row.items() if k not in times} for row in [*run.metrics(), result["best"]]]
     model = {k: v.tolist() for k, v in load_file(folder / "best/model.safetensors").items()}
     return metrics, result["stopped"], result["evaluations"], model

@@ -25,6 +25,11 @@ class Cell:
         """Number of restarts that have been evaluated at least once."""
         return sum(bool(TrainingRun(folder).metrics()) for folder in self.folders)
 
+    @property
+    def finished(self) -> str:
+        """How many of these have ended by early stopping or at the last epoch, such as `1 of 3`."""
+        return f"{sum(TrainingRun(folder).finished for folder in self.folders)} of {self.evaluated}"
+
 
 def find_cells(tasks: Sequence[str], models: Sequence[str], out: Path) -> list[Cell]:
     """All cells that have at least one run in `out`; run folders are OUT/TASK/MODEL/00, 01, ..."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,18 +45,49 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test = measured(folder, _measure, _has_test_lengths(folder))
-        curves.append(Curve(cell, TrainingRun(folder), best, test.get("lengths", [])))
-    header = ["task", "model", "runs", "validation", "test, seen lengths", "longer", "epoch", "rate", "minutes"]
+        curves.append(Curve(cell, TrainingRun(folder), best, test_by_length(folder)))
+    header = ["task", "model", "finished", "validation", "test, seen lengths", "longer", "epoch", "rate", "minutes"]
     notes = (
         "Cross-entropy differences in nats, of the best run by validation, and that run's epoch, learning rate and "
-        "time up to then. On test as published: a perfect model does not reach 0 there (docs/training.md)."
+        "time up to then. `Finished` counts the runs that ended by early stopping or at the last epoch. On test as "
+        "published: a perfect model does not reach 0 there (docs/training.md)."
     )
     if code := publish("figure-2", header, [_row(curve) for curve in curves], notes, out):
         return code
+    if any(cell.evaluated > 1 for cell in cells):
+        show_restarts(cells, out)
     for path in draw(curves, out / "figure-2"):
         print(f"written to {path}")
     return 0
+
+
+def show_restarts(cells: Sequence[Cell], out: Path) -> int:
+    """Print all restarts of each cell, and write them to `out` as `figure-2-restarts.md`."""
+    header = ["task", "model", "finished", "best", "median", "worst", "restarts (rate: difference, epochs)"]
+    notes = (
+        "Lowest validation differences of the restarts, in nats, with the initial learning rate and the number of "
+        "epochs. An asterisk marks a run that is not finished."
+    )
+    rows = []
+    for cell in cells:
+        evaluated = [(run, run.best_evaluation()) for run in map(TrainingRun, cell.folders)]
+        found = [(best["cross_entropy_difference"], run) for run, best in evaluated if best is not None]
+        if not found:
+            continue
+        values = sorted(value for value, _ in found)
+        each = "; ".join(
+            f"{run.config()['training']['learning_rate']:.2g}: {value:.4f}, {run.metrics()[-1]['epoch']}"
+            + "*" * (not run.finished)
+            for value, run in found
+        )
+        figures = [f"{x:.4f}" for x in (values[0], statistics.median(values), values[-1])]
+        rows.append([cell.task, LABELS[cell.model], cell.finished, *figures, each])
+    return publish("figure-2-restarts", header, rows, notes, out)
+
+
+def test_by_length(folder: Path) -> list[dict[str, Any]]:
+    """The test results of a run at the lengths of the figure, measured now if necessary."""
+    return measured(folder, _measure, _has_test_lengths(folder)).get("lengths", [])
 
 
 def _has_test_lengths(folder: Path) -> Callable[[dict[str, Any]], bool]:
@@ -81,7 +113,7 @@ def _row(curve: Curve) -> list[str]:
     return [
         curve.cell.task,
         LABELS[curve.cell.model],
-        str(curve.cell.evaluated),
+        curve.cell.finished,
         *(number(x, ".4f") for x in (curve.best["cross_entropy_difference"], *means)),
         str(curve.best["epoch"]),
         f"{curve.best['learning_rate']:.2g}",
@@ -109,7 +141,7 @@ def draw(curves: Sequence[Curve], path: Path) -> list[Path]:
     for (left, right), task in zip(axes, tasks, strict=True):
         for curve in (curve for curve in curves if curve.cell.task == task):
             colour, line = styles[curve.cell.model]
-            label = f"{LABELS[curve.cell.model]} ({curve.cell.evaluated})"
+            label = f"{LABELS[curve.cell.model]} ({curve.cell.finished})"
             metrics = curve.run.metrics()
             epochs, differences = zip(*((m["epoch"], m["cross_entropy_difference"]) for m in metrics), strict=True)
             left.plot(epochs, differences, line, color=colour, linewidth=1.2, label=label)
@@ -117,7 +149,7 @@ def draw(curves: Sequence[Curve], path: Path) -> list[Path]:
             right.plot(lengths, [row["difference"] for row in curve.test], line, color=colour, linewidth=1.2)
         left.set_ylabel(task, fontsize=9)
         right.axvline(LONGEST_SEEN, color="0.4", linestyle=":", linewidth=1)
-        left.legend(fontsize=6, title="(restarts)", title_fontsize=6)
+        left.legend(fontsize=6, title="(finished runs)", title_fontsize=6)
         for axis in (left, right):
             axis.set_ylim(bottom=0)
             axis.tick_params(labelsize=7)

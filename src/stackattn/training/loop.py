@@ -78,6 +78,8 @@ class Progress:
     seconds: float = 0.0
     train_seconds: float = 0.0
     """Time without evaluations and checkpoints."""
+    cpu_seconds: float = 0.0
+    """CPU time of the process: unlike `seconds`, it does not depend on other work on the machine."""
     stopped: str | None = None
 
 
@@ -136,6 +138,7 @@ class _Training:
             load_checkpoint(self.run.folder, self.model, self.optimizer, state, rank)
             self.rate = state["learning_rate"]
         self.began = time.monotonic() - self.progress.seconds
+        self.cpu_began = time.process_time() - self.progress.cpu_seconds
         self.saved = time.monotonic()
 
     @property
@@ -248,6 +251,7 @@ class _Training:
             "learning_rate": self.rate,
             "seconds": round(time.monotonic() - self.began, 2),
             "train_seconds": round(old.train_seconds, 2),
+            "cpu_seconds": round(time.process_time() - self.cpu_began, 2),
             "memory": peak_memory(),
         }
 
@@ -287,7 +291,7 @@ class _Training:
                 self.run.log(values)
 
     def _checkpoint(self, epoch_ends: bool) -> None:
-        self._advance(seconds=time.monotonic() - self.began)
+        self._advance(seconds=time.monotonic() - self.began, cpu_seconds=time.process_time() - self.cpu_began)
         after = replace(self.progress, epoch=self.progress.epoch + 1, batch=0) if epoch_ends else self.progress
         state = {
             "plateau": {"best": self.plateau.best, "bad": self.plateau.num_bad_epochs},

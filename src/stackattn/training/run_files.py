@@ -63,7 +63,7 @@ STATE_KEYS: Mapping[str, Check] = {
 COUNTER: Mapping[str, Check] = {"best": NUMBER, "bad": COUNT}
 PROGRESS: Mapping[str, Check] = {
     **dict.fromkeys(("epoch", "batch", "examples", "since_evaluation", "losses", "evaluations"), COUNT),
-    **dict.fromkeys(("loss_sum", "seconds", "train_seconds"), NUMBER),
+    **dict.fromkeys(("loss_sum", "seconds", "train_seconds", "cpu_seconds"), NUMBER),
     "best": _or_null(OBJECT),
     "stopped": _or_null(TEXT),
 }
@@ -126,6 +126,8 @@ def read_state(folder: Path) -> dict[str, Any] | None:
         state = _check(read_object(path), STATE_KEYS, str(path))
         _check(state["plateau"], COUNTER, str(path), "plateau.")
         _check(state["stopping"], COUNTER, str(path), "stopping.")
+        # Earlier development versions did not count CPU time; for one thread, `seconds` is an upper bound.
+        state["progress"].setdefault("cpu_seconds", state["progress"].get("seconds"))
         _check(state["progress"], PROGRESS, str(path), "progress.")
         if unknown := sorted(state["progress"].keys() - PROGRESS):
             raise RunError(f"{path}: unknown key {'progress.' + unknown[0]!r}")
