@@ -6,8 +6,9 @@ import pytest
 
 from stackattn.cli import main
 from stackattn.config import describe, to_values
-from stackattn.paper.configurations import CONFIGS, config_class, configuration_names, load_configuration
+from stackattn.paper.configurations import CONFIGS, configuration_names, load_configuration
 from stackattn.training import TrainingRun
+from stackattn.training.experiment import config_class
 
 PAGE = Path(__file__).parents[2] / "docs/configuration.md"
 

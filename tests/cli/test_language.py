@@ -58,7 +58,7 @@ def test_score(run, tmp_path, monkeypatch):
     assert "line 4 has 'x', which is not one of the symbols ( ) [ ]" in err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"0 # 0\n")))
     code, out, _ = run("score", "marked-copy", "-", "--out", str(tmp_path / "scores.tsv"))
-    assert out == ""
+    assert out == f"written to {tmp_path / 'scores.tsv'}\n"
     assert (tmp_path / "scores.tsv").read_text().splitlines()[1] == f"-\t{-math.log(2):.12g}\t0 # 0"
 
 

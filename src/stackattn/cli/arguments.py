@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,25 @@ def add_corpus_of_run(parser: argparse.ArgumentParser, splits: Sequence[str]) ->
 def add_output_file(parser: argparse.ArgumentParser) -> None:
     """Add the option for a file to write instead of standard output."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
+
+
+def write_output(out: Path | None, text: str) -> None:
+    """Write text to the file of `add_output_file`, or to standard output."""
+    if out is None:
+        sys.stdout.write(text)
+        return
+    from ..files import write_text
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
+    print(f"written to {out}")
+
+
+def read_input(file: str) -> list[str]:
+    """The lines of a file, or of standard input if `file` is `-`."""
+    from ..lines import decode_lines, read_lines
+
+    return list(decode_lines(sys.stdin.buffer, "standard input") if file == "-" else read_lines(file))
 
 
 def add_training_arguments(commands: Any, example: str) -> None:

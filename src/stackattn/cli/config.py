@@ -85,7 +85,7 @@ def _print_keys(command: str) -> None:
 
 def _keys(command: str) -> list[ConfigKey]:
     from ..config import describe
-    from ..paper.configurations import config_class
+    from ..training.experiment import config_class
 
     return describe(config_class(command))
 
@@ -123,8 +123,8 @@ def reference_page() -> str:
 
 
 def _preset_rows() -> Iterator[str]:
-    from ..paper.configurations import config_class
     from ..paper.presets import published
+    from ..training.experiment import config_class
 
     rows = {}
     for command in COMMANDS:

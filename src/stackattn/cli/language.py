@@ -13,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..lines import decode_lines, read_lines
-from .arguments import add_actions, add_number, add_output_file
+from .arguments import add_actions, add_number, add_output_file, read_input, write_output
 from .progress import track
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def _sample(args: argparse.Namespace) -> None:
     lengths = _lengths(language, args)
     generator = np.random.default_rng(args.seed)
     strings = language.sample_lengths(generator.choice(lengths, args.n), generator)
-    _give(args.out, "".join(language.decode(string) + "\n" for string in strings))
+    write_output(args.out, "".join(language.decode(string) + "\n" for string in strings))
 
 
 def _score(args: argparse.Namespace) -> None:
@@ -113,7 +112,7 @@ def _score(args: argparse.Namespace) -> None:
     from stackattn.languages import PCFG
 
     language = _language(args)
-    strings = list(decode_lines(sys.stdin.buffer, "standard input") if args.file == "-" else read_lines(args.file))
+    strings = read_input(args.file)
     if not strings:
         raise ValueError(f"{args.file}: expected at least one string, found none")
     given: list[float] = []
@@ -129,7 +128,7 @@ def _score(args: argparse.Namespace) -> None:
     totals = [f"{a:.12g}" if isinstance(language, PCFG) else "-" for a in total]
     lines = ["ln p(w)\tln p(w | length)\tw\n"]
     lines += [f"{a}\t{b:.12g}\t{w}\n" for a, b, w in zip(totals, given, strings, strict=True)]
-    _give(args.out, "".join(lines))
+    write_output(args.out, "".join(lines))
     inside = np.isfinite(given)
     about = f"{int(inside.sum())} of {len(strings)} strings are in the language {language}"
     if inside.any():
@@ -288,13 +287,3 @@ def _ranges(numbers: list[int]) -> str:
     if len(numbers) > 4 and len(steps) == 1:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"
     return " ".join(map(str, numbers))
-
-
-def _give(out: Path | None, text: str) -> None:
-    if out is None:
-        sys.stdout.write(text)
-        return
-    from ..files import write_text
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, text)

@@ -18,6 +18,8 @@ from .arguments import (
     add_output_file,
     add_torch_arguments,
     add_training_arguments,
+    read_input,
+    write_output,
 )
 from .training import run_action
 
@@ -121,12 +123,11 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    from ..files import write_text
     from ..training.lm import load_language_model, score_sentences
     from .progress import track
 
     model, vocabulary = load_language_model(args.model, args.device)
-    sentences = [vocabulary.split(line) for line in _lines(args.file)]
+    sentences = [vocabulary.split(line) for line in read_input(args.file)]
     numbers = [vocabulary.encode(sentence) for sentence in sentences]
     scores: list[list[float]] = [[] for _ in sentences]
     for i, row in track(score_sentences(model, numbers, vocabulary), "scoring", len(sentences)):
@@ -134,11 +135,7 @@ def _score(args: argparse.Namespace) -> int:
     rows = _sentence_rows(scores) if args.sentences else _token_rows(sentences, numbers, scores, vocabulary)
     text = io.StringIO()
     csv.writer(text, "excel-tab", lineterminator="\n").writerows(rows)  # a token may be a quotation mark
-    if args.out:
-        write_text(args.out, text.getvalue())
-        print(f"written to {args.out}")
-    else:
-        sys.stdout.write(text.getvalue())
+    write_output(args.out, text.getvalue())
     return 0
 
 
@@ -158,9 +155,3 @@ def _token_rows(
         names = [*(vocabulary.types[number] for number in types), EOS_TEXT]
         for position, (token, name, log_prob) in enumerate(zip([*sentence, EOS_TEXT], names, row, strict=True), 1):
             yield i, position, token, name, f"{log_prob:.6f}"
-
-
-def _lines(file: str) -> list[str]:
-    from ..lines import decode_lines, read_lines
-
-    return list(decode_lines(sys.stdin.buffer, "standard input") if file == "-" else read_lines(file))

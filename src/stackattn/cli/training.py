@@ -40,8 +40,8 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
 
 
 def _read_config(args: argparse.Namespace) -> Any:
-    from ..paper.configurations import config_class, load_configuration
-    from ..training.experiment import config_of
+    from ..paper.configurations import load_configuration
+    from ..training.experiment import config_class, config_of
 
     changed = args.config is not None or args.set or args.preset is not None
     if getattr(args, "resume", False) and not changed:

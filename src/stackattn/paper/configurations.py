@@ -1,4 +1,4 @@
-"""The configurations that are shipped with the package, found by name.
+"""Configurations by path or, for those that are shipped with the package, by name; the paper's presets apply to both.
 
 A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, without `.yaml`:
 
@@ -60,32 +60,12 @@ def load_configuration(
         >>> load_configuration("cfl", "figure-2/dyck/tf-nd", ["training.max_epochs=5"]).model.d_model
         28
     """
+    # Imported here because torch is slow to load, and `--help` needs only the names.
     from ..config import from_values, load_config
+    from ..training.experiment import config_class
     from .presets import PRESETS
 
     changes = [*overrides, *([] if preset is None else [f"preset={preset}"])]
     if name is None:
         return from_values(config_class(command), {}, changes, presets=PRESETS)
     return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS)
-
-
-def config_class(command: str) -> type[Any]:
-    """The configuration class of a training command.
-
-    Args:
-        command: `cfl`, `lm` or `mt`.
-    """
-    # Imported here because torch is slow to load, and `--help` needs only the names.
-    if command == "cfl":
-        from ..training.cfl import CFLConfig
-
-        return CFLConfig
-    if command == "lm":
-        from ..training.lm import LMConfig
-
-        return LMConfig
-    if command == "mt":
-        from ..training.mt import MTConfig
-
-        return MTConfig
-    raise ValueError(f"command: expected one of cfl, lm, mt, got {command!r}")

@@ -96,6 +96,28 @@ def config_of(cls: type[T], folder: str | Path, values: dict[str, Any] | None = 
         raise ConfigError(f"{error} (does the run belong to another command?)") from None
 
 
+def config_class(command: str) -> type[Any]:
+    """The configuration class of a training command.
+
+    Args:
+        command: `cfl`, `lm` or `mt`.
+    """
+    # Imported here because the tasks import this module.
+    if command == "cfl":
+        from .cfl import CFLConfig
+
+        return CFLConfig
+    if command == "lm":
+        from .lm import LMConfig
+
+        return LMConfig
+    if command == "mt":
+        from .mt import MTConfig
+
+        return MTConfig
+    raise ValueError(f"command: expected one of cfl, lm, mt, got {command!r}")
+
+
 def model_folder(folder: str | Path) -> Path:
     """Return the folder of the best model of a run; any other folder is returned unchanged."""
     run = TrainingRun(folder)
