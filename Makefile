@@ -23,7 +23,7 @@ test-fast: $(VENV)/installed-dev
 
 # The documentation site; executes the tutorial. Needs Python 3.11 or later.
 docs: $(VENV)/installed-dev $(VENV)/installed-docs-requirements
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site
 	@echo "the site is build/site/index.html"
 
 # The operator tests with a kernel that checks every memory access; ARGS are passed to pytest.

@@ -42,7 +42,7 @@ html_copy_source = False
 
 myst_heading_anchors = 4  # anchors of headings in the form that GitHub uses
 nb_execution_mode = "cache"
-nb_execution_timeout = 120
+nb_execution_timeout = 600  # it takes seconds on an idle machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
