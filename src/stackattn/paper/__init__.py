@@ -9,6 +9,7 @@ Modules:
 - `experiments`: which runs make up each figure and table, and how they are shown
 - `cells`: the runs of one model on one task
 - `figure_2`, `table_2`, `table_3`: one figure or table each, from the runs that exist
+- `validity`: length generalisation, from the runs that exist
 - `claims`: the claims of Section 6 and the rule that decides them
 - `tables`: printing a table of results and writing it as Markdown
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .configurations import CONFIGS, load_configuration
-from .names import LABELS, TRANSFORMERS
+from .names import LABELS, STACKS_ALONE, TRANSFORMERS
 
 if TYPE_CHECKING:
     from .cells import Cell
@@ -35,6 +35,8 @@ class Target:
     """Name of its configurations, and of the default output folder."""
     other_tasks: tuple[str, ...] = ()
     """Tasks that are not in the paper."""
+    other_models: tuple[str, ...] = ()
+    """Models of other targets that it shows as well."""
     draws: bool = False
     """Whether showing it needs matplotlib."""
     trains: bool = True
@@ -49,7 +51,7 @@ class Target:
         """Return all cells that have runs in `out`, so that a table shows earlier runs as well."""
         from .cells import find_cells
 
-        return find_cells(self.tasks + self.other_tasks, self.models, out)
+        return find_cells(self.tasks + self.other_tasks, self.other_models + self.models, out)
 
     def jobs(
         self,
@@ -106,6 +108,12 @@ def _show_claims(cells: Sequence[Cell], out: Path) -> int:
     return show(cells, out)
 
 
+def _show_validity(cells: Sequence[Cell], out: Path) -> int:
+    from .validity import show
+
+    return show(cells, out)
+
+
 def _show_table_2(cells: Sequence[Cell], out: Path) -> int:
     from .table_2 import show
 
@@ -133,9 +141,10 @@ _PENN_TREEBANK: Mapping[str, Any] = {
     "configs": "table-2",
 }
 
+_LANGUAGES = ("marked-reversal", "unmarked-reversal", "padded-reversal", "dyck", "hardest-cfl")
 _FIGURE_2: Mapping[str, Any] = {
     "command": "cfl",
-    "tasks": ("marked-reversal", "unmarked-reversal", "padded-reversal", "dyck", "hardest-cfl"),
+    "tasks": _LANGUAGES,
     "models": tuple(LABELS),
     "restarts": 10,
     "configs": "figure-2",
@@ -153,6 +162,17 @@ TARGETS = {
         show=_show_claims,
         trains=False,
         **_FIGURE_2,
+    ),
+    "validity": Target(
+        summary="Validity up to five times the training lengths; trains models of one stack layer (not in the paper)",
+        command="cfl",
+        tasks=_LANGUAGES,
+        models=tuple(STACKS_ALONE),
+        other_models=tuple(LABELS),
+        restarts=3,
+        show=_show_validity,
+        draws=True,
+        configs="validity",
     ),
     "table-2": Target(summary="Table 2: perplexities on the Penn Treebank", show=_show_table_2, **_PENN_TREEBANK),
     "table-ptb-cost": Target(

@@ -13,5 +13,8 @@ LABELS = {
 SLUGS = {label: slug for slug, label in LABELS.items()}
 """Slug of each model by its label."""
 
+STACKS_ALONE = {"sup": "Sup alone", "nd": "Nd alone"}
+"""Labels of models that are not in the paper: one stack layer without positions, and no softmax attention."""
+
 TRANSFORMERS = ("tf", "tf-sup", "tf-nd")
 """Slugs of the models that the paper uses on every task."""
