@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-INTERFACE = 2
+INTERFACE = 3
 """Version of the kernel's functions that this package calls, as in cpp/kernel/module.cpp."""
 
 

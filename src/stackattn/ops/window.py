@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from . import checks
+from .cpp import native
 from .pytorch import window as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
 from .transitions import split_transitions
@@ -91,6 +92,8 @@ def _(steps, values, history, lengths, window, backend):
     T = values.shape[1]
     checks.check_lengths(lengths, values)  # a graph may call the operator directly
     lengths = checks.copy_lengths(lengths, T)
+    if backend == "cpp":
+        return native.windowed(steps, values, history, lengths, window)
     _check_numbers(steps, T, lengths)
     return torch_backend.forward(steps, values, history, lengths, window)
 
@@ -98,6 +101,8 @@ def _(steps, values, history, lengths, window, backend):
 @_op_backward.implementation
 def _(grad, steps, values, history, rows, lengths, window, backend):
     lengths = checks.copy_lengths(lengths, values.shape[1])
+    if backend == "cpp":
+        return native.windowed_backward(grad, steps, values, history, rows, lengths, window)
     found = torch_backend.backward(grad, steps, values, history, rows, lengths, window)
     return tuple(x.to(like.dtype).contiguous() for x, like in zip(found, (steps, values, history), strict=True))
 

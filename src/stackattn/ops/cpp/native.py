@@ -180,3 +180,36 @@ def _readings_call(
 ) -> None:
     superposition = is_superposition(steps)
     _call(name, _ACTIONS if superposition else _TRANSITIONS, lengths, steps, values, superposition, kept, *tensors)
+
+
+def windowed(
+    steps: Tensor,
+    values: Tensor,
+    history: Tensor,
+    lengths: Tensor | None,
+    window: int,
+    band: Tensor | None = None,
+    band_after: Tensor | None = None,
+) -> Tensor:
+    """Rows of the windowed stack, see `ops.window.rows_after`; `band` and `band_after` as in `empty_band`."""
+    wide = _readable(steps)
+    rows = history.new_empty(len(steps), values.shape[1], history.shape[2])
+    arrays = wide, _readable(values.to(wide.dtype)), _readable(history)
+    _call("windowed", _TRANSITIONS, lengths, *arrays, window, band, band_after, rows)
+    return rows
+
+
+def windowed_backward(
+    grad: Tensor, steps: Tensor, values: Tensor, history: Tensor, rows: Tensor, lengths: Tensor | None, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = _readable(steps)
+    arrays = wide, _readable(values.to(wide.dtype)), _readable(history)
+    grads = [torch.empty_like(x) for x in arrays]
+    _call("windowed_backward", _TRANSITIONS, lengths, *arrays, window, _readable(rows), _readable(grad), *grads)
+    return grads[0].to(steps.dtype), grads[1].to(values.dtype), grads[2]
+
+
+def empty_band(batch_size: int, Q: int, S: int, steps: int) -> Tensor:
+    """Memory for the part of the chart that later steps of a windowed stack need, of the last `steps` steps."""
+    assert kernel is not None
+    return torch.empty(batch_size, kernel.band_size(Q, S, steps), dtype=torch.float64)

@@ -60,3 +60,24 @@ struct Readings {
   Report (*backward)(const Problem&, bool superposition, int64_t m, const void* steps, const void* values, const Kept&,
                      const void* grad_readings, void* grad_steps, void* grad_values);
 };
+
+// window.cpp: rows of the windowed nondeterministic stack. `steps` (B, before + T, Q, S, QS+QS+Q) begins with the
+// `before` earlier steps; values (B, T, m); history (B, before + 1, row) and rows (B, T, row), where a row is QS (m +
+// 1) + 1 numbers. Problem::steps is T.
+struct WindowArrays {
+  int64_t m, window, before;
+  const void *steps, *values;
+  const double* history;
+  double* rows;
+};
+struct WindowGradients {
+  const double* rows;
+  void *steps, *values;
+  double* history;
+};
+struct Windowed {
+  int64_t (*band_size)(int64_t states, int64_t symbols, int64_t steps);  // doubles in the band of P of these steps
+  // A band may be null: then it is computed from the steps, or not stored.
+  Report (*forward)(const Problem&, const WindowArrays&, const Kept& band, const Kept& band_after);
+  Report (*backward)(const Problem&, const WindowArrays&, const WindowGradients&);
+};

@@ -1,4 +1,5 @@
 // The Python module: its functions check their arrays and call the kernel for the best instruction set.
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -19,18 +20,20 @@ struct Kernel {
   const FullPass& full_pass;
   const States& states;
   const Readings& readings;
+  const Windowed& windowed;
   const Network network;
 };
 
-#define DECLARE(isa)                                                                     \
-  namespace isa {                                                                        \
-  extern const FullPass full_pass;                                                       \
-  extern const States states;                                                            \
-  extern const Readings readings;                                                        \
-  extern const Attention attention;                                                      \
-  extern const Dropout dropout;                                                          \
-  extern const LSTM lstm;                                                                \
-  const Kernel kernel = {#isa, full_pass, states, readings, {attention, dropout, lstm}}; \
+#define DECLARE(isa)                                                                               \
+  namespace isa {                                                                                  \
+  extern const FullPass full_pass;                                                                 \
+  extern const States states;                                                                      \
+  extern const Readings readings;                                                                  \
+  extern const Windowed windowed;                                                                  \
+  extern const Attention attention;                                                                \
+  extern const Dropout dropout;                                                                    \
+  extern const LSTM lstm;                                                                          \
+  const Kernel kernel = {#isa, full_pass, states, readings, windowed, {attention, dropout, lstm}}; \
   }
 DECLARE(kernel_portable)
 #if defined(STACKATTN_X86)
@@ -224,6 +227,60 @@ nb::tuple readings_backward(Array steps, Array values, bool superposition, Array
                                       out_values);
   });
 }
+
+// The arrays of the windowed stack and of their gradients; a band may be None.
+struct WindowCall {
+  Call call;
+  int64_t before, m;
+  WindowArrays arrays;
+  Shape steps, values, history, rows;
+  WindowCall(const Array& steps_in, const Array& values_in, const Array& history_in, const Array& rows_in,
+             int64_t window, const Array& lengths, int threads)
+      : call(values_in, "values", 3, lengths, threads) {
+    if (!steps_in.is_valid() || steps_in.ndim() != 5) bad_value("steps", "five axes", "another number");
+    before = steps_in.shape(1) - call.T, m = values_in.shape(2);
+    call.Q = call.problem.states = steps_in.shape(2), call.S = call.problem.symbols = steps_in.shape(3);
+    if (call.Q < 1 || call.S < 1 || m < 1 || call.T < 1)
+      bad_value("steps", "at least one state, one symbol, one step and one number in a value",
+                text(shape_of(steps_in)));
+    if (before < 0 || before >= window) bad_value("window", "more than the earlier steps", std::to_string(window));
+    const int64_t row = call.Q * call.S * (m + 1) + 1;
+    steps = {call.B, before + call.T, call.Q, call.S, 2 * call.Q * call.S + call.Q};
+    values = {call.B, call.T, m}, history = {call.B, before + 1, row}, rows = {call.B, call.T, row};
+    arrays = {m,
+              window,
+              before,
+              address(steps_in, "steps", call.dtype, steps),
+              address(values_in, "values", call.dtype, values),
+              static_cast<double*>(address(history_in, "history", nb::dtype<double>(), history)),
+              static_cast<double*>(address(rows_in, "rows", nb::dtype<double>(), rows))};
+  }
+  Kept band(const Array& array, const char* name, int64_t count) const {
+    const Shape shape = {call.B, kernel().windowed.band_size(call.Q, call.S, count)};
+    void* data = optional_address(array, name, nb::dtype<double>(), shape);
+    return {static_cast<double*>(data), shape[1]};
+  }
+};
+
+nb::tuple windowed(Array steps, Array values, Array history, int64_t window, Array band, Array band_after, Array rows,
+                   Array lengths, int threads) {
+  const WindowCall call(steps, values, history, rows, window, lengths, threads);
+  const Kept old_band = call.band(band, "band", call.before);
+  const Kept new_band = call.band(band_after, "band_after", std::min(window - 1, call.before + call.call.T));
+  return run(call.call, [&] { return kernel().windowed.forward(call.call.problem, call.arrays, old_band, new_band); });
+}
+
+nb::tuple windowed_backward(Array steps, Array values, Array history, int64_t window, Array rows, Array grad_rows,
+                            Array grad_steps, Array grad_values, Array grad_history, Array lengths, int threads) {
+  const WindowCall call(steps, values, history, rows, window, lengths, threads);
+  const WindowGradients gradients = {
+      static_cast<double*>(address(grad_rows, "grad_rows", nb::dtype<double>(), call.rows)),
+      address(grad_steps, "grad_steps", call.call.dtype, call.steps),
+      address(grad_values, "grad_values", call.call.dtype, call.values),
+      static_cast<double*>(address(grad_history, "grad_history", nb::dtype<double>(), call.history))};
+  return run(call.call, [&] { return kernel().windowed.backward(call.call.problem, call.arrays, gradients); });
+}
+
 #if defined(STACKATTN_SANITIZE)
 // A deliberate error, which the sanitizers must report: reads entry `index` of an array of 8 numbers.
 double read_beyond(int64_t index) {
@@ -238,7 +295,7 @@ int overflow(int x) { return x + 2147483647; }
 
 // Version of the functions below. When one is added, removed or gets other arguments (those of network_module.cpp too),
 // increase it here and in ops/dispatch.py, which does not use a kernel that was built from other sources.
-constexpr int INTERFACE = 2;
+constexpr int INTERFACE = 3;
 
 // Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
 // outputs are written in place. Each call returns the fields of a Report.
@@ -272,5 +329,13 @@ NB_MODULE(_kernel, m) {
         lengths, arg("threads"));
   m.def("readings_backward", &readings_backward, arg("steps"), arg("values"), arg("superposition"), arg("kept").none(),
         arg("grad_readings"), arg("grad_steps"), arg("grad_values"), lengths, arg("threads"));
+  m.def("band_size", [](int64_t states, int64_t symbols, int64_t steps) {
+    return kernel().windowed.band_size(states, symbols, steps);
+  });
+  m.def("windowed", &windowed, arg("steps"), arg("values"), arg("history"), arg("window"), arg("band").none(),
+        arg("band_after").none(), arg("rows"), lengths, arg("threads"));
+  m.def("windowed_backward", &windowed_backward, arg("steps"), arg("values"), arg("history"), arg("window"),
+        arg("rows"), arg("grad_rows"), arg("grad_steps"), arg("grad_values"), arg("grad_history"), lengths,
+        arg("threads"));
   add_network(m, kernel().network);
 }
