@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stackattn.compatibility import upgrade_model_config, upgrade_tensor_name
+from stackattn.lines import read_json_object
 from stackattn.models import Seq2SeqConfig, Seq2SeqTransformer, load, save
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
@@ -72,7 +73,7 @@ def test_an_old_translator_loads(tmp_path):
     )
     model = Seq2SeqTransformer(config).eval()
     path = save(model, tmp_path) / "config.json"
-    saved = json.loads(path.read_text())
+    saved = read_json_object(path)
     old = saved["config"]
     del old["push_activation"]
     old.update(encoder_layers=old.pop("layers"), published=False)

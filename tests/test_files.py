@@ -14,13 +14,17 @@ from stackattn.files import (
     FolderBusy,
     FolderLock,
     append_line,
+    bytes_writer,
     checksum,
+    locked,
     whole_folder,
     write_atomically,
     write_json,
     write_tensors,
     write_text,
+    write_together,
 )
+from stackattn.lines import read_json_object
 
 
 @pytest.fixture
@@ -211,3 +215,26 @@ def test_two_processes_never_mix_a_folder(tmp_path):
 def test_checksum(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert checksum(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_changed_json_is_refused(tmp_path):
+    path = tmp_path / "values.json"
+    values = {"loss": 0.1, "nan": float("nan"), "name": "é", "list": [1, None]}
+    write_json(path, values)
+    assert str(read_json_object(path)) == str(values)
+    path.write_text(path.read_text().replace("\n ", "\n\t"))  # the layout does not matter
+    assert str(read_json_object(path)) == str(values)
+    path.write_text(path.read_text().replace("0.1", "0.2"))
+    with pytest.raises(ValueError, match=r"values\.json: damaged: the content does not match its key 'crc32'; restore"):
+        read_json_object(path)
+    path.write_text('{"written": "by hand"}')
+    assert read_json_object(path) == {"written": "by hand"}
+
+
+def test_two_processes_do_not_mix_files_that_belong_together(tmp_path):
+    with (
+        locked(tmp_path, tmp_path / ".index.lock", temporary=True),
+        pytest.raises(FolderBusy, match="another process is writing to this folder"),
+    ):
+        write_together({tmp_path / "data": bytes_writer(b"a"), tmp_path / "index": bytes_writer(b"b")})
+    assert list(tmp_path.iterdir()) == []

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+CRC = "crc32"  # key of the JSON objects that the library writes
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # errors of file systems without locks
 
 
@@ -53,19 +55,24 @@ def write_together(writes: Mapping[Path, Callable[[Path], None]]) -> None:
 
     All files are written under temporary names before any of them is renamed, so that a full disk changes nothing. They
     are then renamed in order. If the content of the last file changes, its old version is removed first: after an
-    interruption, the folder contains the old files, the new files, or no last file.
+    interruption, the folder contains the old files, the new files, or no last file. A lock keeps two processes from
+    mixing their files.
 
     Args:
         writes: for each path, a function that writes the file, see `write_atomically`.
 
     Raises:
         OSError: a file cannot be written. The message names its path.
+        FolderBusy: another process is writing these files.
 
     Example:
         >>> write_together({folder / "data": write_data, folder / "index.json": write_index})  # doctest: +SKIP
     """
     partials = {path: _partial(path) for path in writes}
     *first, last = writes
+    lock = FolderLock(last.with_name(f".{last.name}.lock"), last.parent, temporary=True)
+    if first:
+        lock.acquire()
     try:
         for path, write in writes.items():
             with _named(path):
@@ -84,6 +91,7 @@ def write_together(writes: Mapping[Path, Callable[[Path], None]]) -> None:
     finally:
         for partial in partials.values():
             partial.unlink(missing_ok=True)
+        lock.release()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -105,9 +113,44 @@ def bytes_writer(content: bytes) -> Callable[[Path], None]:
     return write
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Write values as JSON with `write_atomically`."""
-    write_text(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object and its CRC, see `with_crc`, as JSON with `write_atomically`; `read_json_object` reads it."""
+    write_text(path, json_text(values))
+
+
+def json_text(values: Mapping[str, Any]) -> str:
+    """Return the text that `write_json` writes."""
+    return json.dumps(with_crc(values), indent=1, ensure_ascii=False) + "\n"
+
+
+def with_crc(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with an additional key `crc32`, by which `check_crc` finds accidental changes."""
+    plain = {key: value for key, value in values.items() if key != CRC}
+    return {**plain, CRC: _crc(plain)}
+
+
+def check_crc(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return a JSON object without its key `crc32`; an object without this key is accepted.
+
+    Args:
+        values: the object.
+        place: the file, and the line if it has several objects, for the error message.
+
+    Raises:
+        ValueError: the values have changed since the key was computed.
+    """
+    values = dict(values)
+    found = values.pop(CRC, None)
+    if found is not None and found != _crc(values):
+        raise ValueError(
+            f"{place}: damaged: the content does not match its key {CRC!r}; "
+            "restore the file, or remove this key if you have edited the file"
+        )
+    return values
+
+
+def _crc(values: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(values).encode()):08x}"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
@@ -263,6 +306,17 @@ class FolderLock:
         if self._handle is not None:
             os.close(self._handle)
         self._handle = None
+
+
+@contextmanager
+def locked(folder: Path, lock: Path, temporary: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder in the body of the `with` statement; the arguments are those of `FolderLock`."""
+    held = FolderLock(lock, folder, temporary)
+    held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def _partial(path: Path) -> Path:

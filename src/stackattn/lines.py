@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from .files import check_crc
+
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file without their line ends.
@@ -63,7 +65,13 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the JSON object in a file; a ValueError names the file and, where possible, the line of an error."""
+    """Return the JSON object in a file, without its CRC.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a JSON object, or does not match its CRC; the message names the file and, where possible,
+            the line.
+    """
     text = decode_text(Path(path).read_bytes(), str(path))
     try:
         values = json.loads(text)
@@ -73,7 +81,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON that can be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(values).__name__}")
-    return values
+    return check_crc(values, str(path))
 
 
 def _bad_byte(error: UnicodeDecodeError, line_start: int = 0) -> str:

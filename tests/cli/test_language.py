@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stackattn.cli import main
+from stackattn.files import locked
 from stackattn.languages import Dataset, dyck, get_language
 
 
@@ -146,6 +147,9 @@ def test_write(run, tmp_path):
         (["show", "count-3", "--parse", "a b c"], "--parse: count-3 has no grammar"),
         (["show", "dyck", "--after", ") ("], "has probability 0 for lengths 40..80"),
         (["write", "dyck", "out", "--seed", "1", "--lengths", "3", "3"], "dyck has no strings of lengths 3..3"),
+        (["sample", "dyck", "--length", "10000000000000"], "longest: expected at most 10,000, got 10000000000000"),
+        (["show", "count-3", "--lengths", "3", "99999999999"], "longest: expected at most 10,000, got 99999999999"),
+        (["sample", "count-3", "--length", "3", "-n", "99999999999999"], "not enough memory: "),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(run, words, message):
@@ -175,3 +179,15 @@ def test_usage_errors_are_argparse_ones(run, capsys):
         main(["language", "write", "dyck", "out"])
     assert exit_.value.code == 2
     assert "--seed" in capsys.readouterr().err
+
+
+def test_write_locks_its_folder(run, tmp_path):
+    words = ["write", "dyck", str(tmp_path), "--seed", "1", "--lengths", "4", "6", "--test-lengths", "4", "6"]
+    words += ["--train-batches", "2", "--validation-batches", "1", "--test-per-length", "1"]
+    with locked(tmp_path, tmp_path / ".lock", temporary=True):
+        code, _, err = run(*words)
+    assert code == 2
+    assert f"{tmp_path}: another process is writing to this folder" in err
+    assert list(tmp_path.iterdir()) == []
+    assert run(*words)[0] == 0
+    assert len(list(tmp_path.iterdir())) == 6  # and no lock

@@ -5,9 +5,10 @@ import time
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
-from stackattn.languages import PCFG, GrammarError, get_language
+from stackattn.languages import PCFG, GrammarError, closure, get_language, sample_batches
 from stackattn.languages.exact import MAX_DIGITS, exact
 from stackattn.languages.notation import MAX_SYMBOLS
 
@@ -111,3 +112,48 @@ def test_deep_derivations():
 def test_parameters_of_languages(name, parameters, message):
     with pytest.raises(ValueError, match=message):
         get_language(name, **parameters)
+
+
+@pytest.mark.parametrize("symbols", [100, 600])
+def test_large_cycles_of_empty_and_unary_rules(symbols, monkeypatch):
+    """A critical grammar needs more than 100 Newton steps, which must not take minutes."""
+    linked = range(symbols)
+    rules = (f"A{i} -> A{(i + 1) % symbols} A{(i + 7) % symbols} A{(i + 31) % symbols} [1] | [2]" for i in linked)
+    if symbols == 100:
+        assert PCFG.from_text("\n".join(rules)).length_log_prob(0) == pytest.approx(0, abs=1e-12)
+    else:
+        monkeypatch.setattr(closure, "MAX_OPERATIONS", 100_000)
+        with pytest.raises(GrammarError, match="removing the empty and unary rules takes more than 100,000 operations"):
+            PCFG.from_text("\n".join(rules)).length_log_prob(0)
+
+
+@pytest.mark.parametrize("rules", ["S -> S [1] | 'a' [1e-3000]", "S -> S [1] | 'a' [1e-149]", "S -> S | [1e-3000]"])
+def test_cycles_that_are_almost_never_left(rules):
+    with pytest.raises(GrammarError, match="a cycle of empty and unary rules is left with a probability below 1e-100"):
+        PCFG.from_text(rules).log_prob("a")
+
+
+def test_cycles_that_are_rarely_left_are_exact():
+    grammar = PCFG.from_text("S -> T [1] | 'a' [1e-90] | 'b' [1e-90]\nT -> S")
+    assert grammar.log_prob("a") == pytest.approx(math.log(0.5), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dyck", "count-3"])
+def test_lengths_beyond_the_limit(name):
+    language, generator = get_language(name), np.random.default_rng(0)
+    for compute in (
+        lambda: language.valid_lengths(0, 10**15),
+        lambda: language.sample(10**12, generator=generator),
+        lambda: language.sample_lengths([2**63], generator),
+        lambda: language.entropy(10**12, generator),
+        lambda: language.next_symbol_distribution("", (0, 10**12)),
+        lambda: language.contains(np.zeros(20_000, dtype=np.int64)),
+        lambda: sample_batches(language, (0, 10**12), 1, 1, generator),
+    ):
+        with pytest.raises(ValueError, match=r"(length.*|longest): expected at most 10,000, got "):
+            compute()
+
+
+def test_parses_beyond_the_limit():
+    with pytest.raises(ValueError, match="string: expected at most 2,000 symbols, got 20,000"):
+        get_language("dyck").best_parse("(" * 20_000)

@@ -172,3 +172,15 @@ def test_errors():
     assert len(empty) == 0
     with pytest.raises(ValueError, match="expected a data set with at least one string"):
         empty.lower_bound()
+
+
+def test_changed_files_are_refused(tmp_path):
+    Dataset(get_language("dyck"), (2, 4), [np.array([[0, 1], [2, 3]])]).save(tmp_path / "d")
+    text, about = (tmp_path / "d.txt").read_text(), (tmp_path / "d.json").read_text()
+    (tmp_path / "d.txt").write_text("".join(reversed(text.splitlines(keepends=True))))
+    with pytest.raises(ValueError, match=r"d\.txt: its content does not match the checksum in d\.json"):
+        Dataset.load(tmp_path / "d")
+    (tmp_path / "d.txt").write_text(text)
+    (tmp_path / "d.json").write_text(about.replace("log_probs_given_length", "log_probs").replace("crc32", "old"))
+    with pytest.raises(ValueError, match=r"d\.json: missing key 'log_probs_given_length'"):
+        Dataset.load(tmp_path / "d")

@@ -202,3 +202,11 @@ def test_reordering_beams_of_one_source_does_not_copy_the_memory():
     torch.testing.assert_close(other.source, torch.tensor([1, 0, 0]))
     back = state.reorder(torch.tensor([2, 0, 1])).reorder(torch.tensor([1, 0])).layers[0].memory
     torch.testing.assert_close(back.keys, memory.keys[[0, 2]], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("layer")])
+def test_inputs_on_another_device(name):
+    subject = make(name).rows(B)
+    x = subject.inputs(B, T).to("meta")
+    with pytest.raises(ValueError, match="expected device cpu like the parameters, got meta; move one of them"):
+        subject.full(x)

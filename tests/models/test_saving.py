@@ -17,6 +17,7 @@ from torch import nn
 
 import stackattn
 from stackattn import files
+from stackattn.files import check_crc
 from stackattn.models import load, save
 
 
@@ -181,7 +182,7 @@ def test_missing_files(folder, tmp_path):
 
 def edited(change):
     def edit(text):
-        head = json.loads(text)
+        head = check_crc(json.loads(text), "config.json")
         change(head)
         return json.dumps(head)
 

@@ -1,11 +1,11 @@
 """The Penn Treebank: sections, special cases, vocabulary and file layouts, with small hand-written trees."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
+from stackattn.lines import read_json_object
 from stackattn.text import penn_treebank
 from stackattn.text.corpus import SPLITS
 from stackattn.text.monolingual_corpus import MonolingualCorpus, divide, write_monolingual
@@ -127,7 +127,7 @@ def test_writing_a_corpus(tmp_path):
     report = write_monolingual(tmp_path / "data", splits, vocabulary, {"source": "here"})
     assert (tmp_path / "data/validation.txt").read_text() == "a UNK UNK-INITC\n"
     assert report["written"]["validation"] == {"sentences": 1, "tokens": 3, "unknown": 2}
-    assert json.loads((tmp_path / "data/report.json").read_text()) == report
+    assert read_json_object(tmp_path / "data/report.json") == report
     corpus = MonolingualCorpus(tmp_path / "data")
     assert corpus.fingerprint == report["fingerprint"]
     read = corpus.tokenizer()

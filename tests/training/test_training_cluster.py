@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import resource
 import signal
@@ -264,7 +263,7 @@ def test_waits_for_a_run_that_another_worker_has_locked(monkeypatch, tmp_path):
     monkeypatch.setattr(time, "sleep", lambda seconds: holder.close())
     kind, result = task(".", tmp_path)
     assert kind == "finished"
-    assert result == json.loads((tmp_path / "result.json").read_text())
+    assert result == TrainingRun(tmp_path).result()
 
 
 def test_a_file_system_without_locks_is_reported(monkeypatch, caplog, tmp_path):
@@ -313,3 +312,34 @@ def test_invalid_memory(tmp_path):
     for memory in (0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="memory: expected a positive number of GB"):
             run_all_on_cluster(jobs(tmp_path, 1), "local", memory=memory)
+
+
+def listening_sockets():
+    """Return the local address, in hexadecimal, of each listening TCP socket of this machine."""
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for row in Path(table).read_text().splitlines()[1:]:
+            _, local, _, status, *_, inode = row.split()[:10]
+            if status == "0A":
+                found[f"socket:[{inode}]"] = local.split(":")[0]
+    return found
+
+
+def test_a_local_cluster_listens_on_the_loopback_address_only(tmp_path):
+    """Ray's processes are found by the folder of its session in their command lines."""
+    found = []
+
+    def report(folder, result):
+        session = ray._private.worker.global_worker.node.get_session_dir_path()
+        sockets = listening_sockets()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if process.name == str(os.getpid()) or session in (process / "cmdline").read_text():
+                    opened = {os.readlink(path) for path in (process / "fd").iterdir()}
+                    found.extend(sockets[name] for name in opened & sockets.keys())
+            except OSError:  # the process has ended in the meantime
+                continue
+
+    assert run_all_on_cluster(jobs(tmp_path, 1), "local", report=report) == []
+    assert len(found) >= 2
+    assert set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1

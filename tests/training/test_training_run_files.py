@@ -8,6 +8,8 @@ import pytest
 import torch
 from runs import LANGUAGE, Killed, Stopper, outcome, stop, tiny
 
+from stackattn.files import check_crc, with_crc
+from stackattn.lines import read_json_object
 from stackattn.training import RunError, TrainingRun, loop, run_experiment, sweep
 from stackattn.training.run_files import read_metrics
 
@@ -35,8 +37,8 @@ def folder(stopped, tmp_path):
 
 
 def change(path, key, value):
-    """Set a dotted key of a JSON file, or delete it (`...`)."""
-    values = json.loads(path.read_text())
+    """Set a dotted key of a JSON file, or delete it (`...`); the file has no CRC afterwards."""
+    values = read_json_object(path)
     *parents, last = key.split(".")
     inner = values
     for parent in parents:
@@ -127,7 +129,8 @@ def test_invalid_metrics(line, message, folder):
 def test_metrics_with_a_non_number(folder):
     path = folder / "metrics.jsonl"
     first, second = path.read_text().splitlines()
-    path.write_text(f"{first}\n{json.dumps({**json.loads(second), 'cross_entropy_difference': 'low'})}\n")
+    changed = with_crc({**check_crc(json.loads(second), ""), "cross_entropy_difference": "low"})
+    path.write_text(f"{first}\n{json.dumps(changed)}\n")
     with pytest.raises(RunError, match=r"line 2: cross_entropy_difference: expected a number or null, got 'low'"):
         read_metrics(path)
 
@@ -265,3 +268,25 @@ def test_best_model_environment_and_test_results(complete, tmp_path):
     results = {"model": run.model_checksum(), "lengths": [row]}
     assert run.write_test(results).parent == run.folder
     assert run.test() == results
+
+
+def test_changed_metrics_are_refused(folder):
+    path = folder / "metrics.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second.replace('score', 'socre')}\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 2: damaged: the content does not match its key 'crc32'"):
+        TrainingRun(folder).metrics()
+    path.write_text(f"{second}\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl, line 1: expected evaluation 1, got 2; a line is missing"):
+        TrainingRun(folder).metrics()
+    path.write_text(f"{first}\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl: expected at least 2 evaluations, as stated in last/state.json"):
+        TrainingRun(folder).metrics()
+
+
+@pytest.mark.parametrize("name", ["config.json", "last/state.json"])
+def test_changed_numbers_are_refused(name, folder):
+    path = folder / name
+    path.write_text(re.sub(r'("seed"|"loss_sum"): [\d.]+', r"\1: 7", path.read_text()))
+    with pytest.raises((RunError, ValueError), match=rf"{name}: damaged: the content does not match its key 'crc32'"):
+        run_experiment(tiny(), folder, resume=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from runs import outcome, processes, tiny
 
+from stackattn.lines import read_json_object
 from stackattn.training import TrainingRun, run_experiment, sweep
 from stackattn.training.sweep import best_of, restart, run_all
 
@@ -131,7 +132,7 @@ def test_a_killed_sweep_leaves_no_processes(tmp_path):
 def test_keys_missing_in_an_old_run_have_their_defaults(tmp_path):
     run_experiment(tiny(max_epochs=1), tmp_path)
     path = tmp_path / "config.json"
-    values = json.loads(path.read_text())
+    values = read_json_object(path)
     del values["training"]["clip"]
     path.write_text(json.dumps(values))
     assert TrainingRun(tmp_path).differs(tiny(max_epochs=1)) is None

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ..analysis.drawings import draw_strings, remove_stale_drawings
     from ..analysis.report import write_report
     from ..analysis.study import study
+    from ..files import locked
 
     console = Console(highlight=False)
     out = Path(args.out or Path(args.run) / "analysis")
@@ -54,14 +55,16 @@ def run(args: argparse.Namespace) -> int:
         )
         drawn: list[Path] = []
         no_figures = ""
-        if found.single and found.best and not args.no_figures:
-            status.update("drawing")
-            try:
-                drawn = draw_strings(found.best[0], out)
-            except ModuleNotFoundError as error:
-                no_figures = f"no figures: {error}"
-        path = write_report(found, out / "report.html", command(args))
-        remove_stale_drawings(out, keep=drawn)
+        out.mkdir(parents=True, exist_ok=True)
+        with locked(out, out / ".lock", temporary=True):
+            if found.single and found.best and not args.no_figures:
+                status.update("drawing")
+                try:
+                    drawn = draw_strings(found.best[0], out)
+                except ModuleNotFoundError as error:
+                    no_figures = f"no figures: {error}"
+            path = write_report(found, out / "report.html", command(args))
+            remove_stale_drawings(out, keep=drawn)
     show(found)
     if drawn:
         print(f"{len(drawn)} figures and listings in {out}")

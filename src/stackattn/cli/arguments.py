@@ -166,8 +166,8 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="address of a Ray cluster to run on, or `local` to start one here; needs stackattn[cluster] "
-        "(default: local processes without Ray)",
+        help="address of a Ray cluster to run on, or `local` to start one here that only this machine can reach; "
+        "needs stackattn[cluster] (default: local processes without Ray)",
     )
     memory = "memory to reserve for each run on a cluster, in GB"
     add_number(parser, "--memory", memory, "2", least=0, kind=float, metavar="GB")

@@ -14,8 +14,8 @@ INTERRUPTED = 130
 def run_command(args: argparse.Namespace) -> int:
     """Run the chosen command and return its exit code.
 
-    Errors in the input (`ValueError`, `OSError`, `RunError` and missing optional packages) are printed as
-    `stackattn COMMAND ACTION: message`; other exceptions are bugs and keep their traceback.
+    Errors in the input (`ValueError`, `OSError`, `RunError`, missing optional packages) and a lack of memory are
+    printed as `stackattn COMMAND ACTION: message`; other exceptions are bugs and keep their traceback.
 
     Args:
         args: parsed arguments. `execute` is the command's function; `to_continue`, if present, says how to continue
@@ -32,12 +32,13 @@ def run_command(args: argparse.Namespace) -> int:
             raise
         action = getattr(args, "action", None)
         command = f"stackattn {args.command} {action}" if action else f"stackattn {args.command}"
-        print(f"{command}: {error}", file=sys.stderr)
+        message = f"not enough memory: {error}" if isinstance(error, MemoryError) else error
+        print(f"{command}: {message}", file=sys.stderr)
         return FAILED
 
 
 def _is_input_error(error: Exception) -> bool:
-    if isinstance(error, ValueError | OSError | ModuleNotFoundError):
+    if isinstance(error, ValueError | OSError | ModuleNotFoundError | MemoryError):
         return True
     from ..training import RunError  # imports torch, which has been loaded if this is a RunError
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -182,15 +183,12 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace) -> None:
+    from stackattn.files import locked
     from stackattn.languages import evaluation_set, training_sets
 
     language = _language(args)
     names = ("train", "validation", "test")
-    present = [
-        path for name in names for path in (args.out / f"{name}.txt", args.out / f"{name}.json") if path.exists()
-    ]
-    if present and not args.force:
-        raise ValueError(f"{present[0]} already exists; pass --force to replace it")
+    _check_absent(args.out, names, args.force)
     sets = [
         *training_sets(
             language,
@@ -204,11 +202,20 @@ def _write(args: argparse.Namespace) -> None:
     ]
     for name, dataset in zip(names, sets, strict=True):
         dataset.score(lambda parts, name=name: track(parts, f"scoring {name}"))
-        dataset.save(args.out / name)
-        bound = dataset.lower_bound() if len(dataset) else float("nan")
-        print(
-            f"{args.out / name}.txt: {len(dataset)} strings, lower bound {bound:.6f} nats per symbol with length term"
-        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    with locked(args.out, args.out / ".lock", temporary=True):
+        _check_absent(args.out, names, args.force)  # again: another process may have written here since the first check
+        for name, dataset in zip(names, sets, strict=True):
+            dataset.save(args.out / name)
+            bound = dataset.lower_bound() if len(dataset) else float("nan")
+            about = f"{len(dataset)} strings, lower bound {bound:.6f} nats per symbol with length term"
+            print(f"{args.out / name}.txt: {about}")
+
+
+def _check_absent(folder: Path, names: Sequence[str], force: bool) -> None:
+    present = [path for name in names for path in (folder / f"{name}.txt", folder / f"{name}.json") if path.exists()]
+    if present and not force:
+        raise ValueError(f"{present[0]} already exists; pass --force to replace it")
 
 
 def _language_arguments(parser: argparse.ArgumentParser) -> None:

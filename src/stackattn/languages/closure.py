@@ -21,8 +21,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .decimals import DIGITS, INFINITE, Matrix, add, chained, components, log, product, ratio, solve
-from .notation import Rule
+from .decimals import (
+    DIGITS,
+    INFINITE,
+    Budget,
+    Matrix,
+    SingularError,
+    TooManyOperationsError,
+    add,
+    chained,
+    components,
+    log,
+    product,
+    ratio,
+    solve,
+)
+from .notation import GrammarError, Rule
+
+MAX_OPERATIONS = 10_000_000
+"""Maximum number of decimal multiplications to remove empty and unary rules; they take about ten seconds."""
 
 _CONVERGED = Decimal("1e-50")
 _ROUNDING = Decimal("1e-130")
@@ -147,17 +164,33 @@ def live_symbols(grammar: BinaryGrammar, nullable: set[int]) -> set[int]:
 
 
 def close(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> ClosedGrammar:
-    """Return the exact closure of a grammar with normalised, positive weights."""
+    """Return the exact closure of a grammar with normalised, positive weights.
+
+    Raises:
+        GrammarError: empty and unary rules form cycles that are too large, or that are left with a probability below
+            1e-100.
+    """
     with localcontext() as context:
         context.prec = DIGITS
-        return _close(binarise(rules, start, terminals))
+        try:
+            return _close(binarise(rules, start, terminals), Budget(MAX_OPERATIONS))
+        except SingularError:
+            raise GrammarError(
+                "a cycle of empty and unary rules is left with a probability below 1e-100, which cannot be computed "
+                "exactly; use weights of more similar size"
+            ) from None
+        except TooManyOperationsError as error:
+            raise GrammarError(
+                f"removing the empty and unary rules takes {error}; use fewer nonterminals, or fewer rules that are "
+                "empty or have only one symbol that is not"
+            ) from None
 
 
-def _close(grammar: BinaryGrammar) -> ClosedGrammar:
+def _close(grammar: BinaryGrammar, budget: Budget) -> ClosedGrammar:
     nullable = nullable_symbols(grammar)
     live = live_symbols(grammar, nullable)
     costs = [rule.weight * -rule.weight.ln() for rule in grammar.rules]
-    empty, empty_cost = _empty_probabilities(grammar, nullable, costs)
+    empty, empty_cost = _empty_probabilities(grammar, nullable, costs, budget)
 
     unary: Matrix = {}
     unary_cost: Matrix = {}
@@ -186,12 +219,12 @@ def _close(grammar: BinaryGrammar) -> ClosedGrammar:
                     add(unary, a, kept, p * empty[gone])
                     add(unary_cost, a, kept, cost * empty[gone] + p * empty_cost[gone])
 
-    total, total_cost = chained(_star(unary, live), unary_cost, steps, steps_cost)
+    total, total_cost = chained(_star(unary, live, budget), unary_cost, steps, steps_cost, budget)
     return _as_arrays(grammar, live, list(pairs), total, total_cost, empty, empty_cost)
 
 
 def _empty_probabilities(
-    grammar: BinaryGrammar, nullable: set[int], costs: Sequence[Decimal]
+    grammar: BinaryGrammar, nullable: set[int], costs: Sequence[Decimal], budget: Budget
 ) -> tuple[dict[int, Decimal], dict[int, Decimal]]:
     """For each nullable symbol: e, and the sum of p (-ln p) over its derivations of the empty string."""
     of: dict[int, list[tuple[Decimal, Decimal, tuple[int, ...]]]] = {a: [] for a in nullable}
@@ -203,47 +236,46 @@ def _empty_probabilities(
     zero, one = Decimal(0), Decimal(1)
     edges = {a: {x for _, _, rhs in of[a] for x in rhs} for a in nullable}
     for component in components(edges):
-        at = {a: i for i, a in enumerate(component)}
-        size = len(component)
+        inside = set(component)
         e.update(dict.fromkeys(component, zero))
         while True:
-            residual = [-e[a] for a in component]
-            matrix = [[one if i == j else zero for j in range(size)] for i in range(size)]  # I - Jacobian
-            for i, a in enumerate(component):
+            residual: Matrix = {a: {0: -e[a]} for a in component}
+            jacobian: Matrix = {a: {} for a in component}
+            for a in component:
                 for p, _, rhs in of[a]:
-                    residual[i] += p * product(e[x] for x in rhs)
+                    residual[a][0] += p * product(e[x] for x in rhs)
                     for n, x in enumerate(rhs):
-                        if x in at:
-                            matrix[i][at[x]] -= p * product(e[y] for m, y in enumerate(rhs) if m != n)
-            if all(abs(r) <= _ROUNDING * e[a] for a, r in zip(component, residual, strict=True)):
+                        if x in inside:
+                            add(jacobian, a, x, p * product(e[y] for m, y in enumerate(rhs) if m != n))
+            if all(abs(residual[a][0]) <= _ROUNDING * e[a] for a in component):
                 break
-            step = [row[0] for row in solve(matrix, [[r] for r in residual])]
-            for a, change in zip(component, step, strict=True):
-                e[a] = min(e[a] + change, one)
-            if all(abs(change) <= _CONVERGED * e[a] for a, change in zip(component, step, strict=True)):
+            step = {a: row.get(0, zero) for a, row in solve(jacobian, residual, budget).items()}
+            for a in component:
+                e[a] = min(e[a] + step[a], one)
+            if all(abs(step[a]) <= _CONVERGED * e[a] for a in component):
                 break
-        matrix = [[one if i == j else zero for j in range(size)] for i in range(size)]
-        known = [zero] * size
-        for i, a in enumerate(component):
+        jacobian = {a: {} for a in component}
+        known: Matrix = {a: {0: zero} for a in component}
+        for a in component:
             for p, cost, rhs in of[a]:
-                known[i] += cost * product(e[x] for x in rhs)
+                known[a][0] += cost * product(e[x] for x in rhs)
                 for n, x in enumerate(rhs):
                     others = p * product(e[y] for m, y in enumerate(rhs) if m != n)
-                    if x in at:
-                        matrix[i][at[x]] -= others
+                    if x in inside:
+                        add(jacobian, a, x, others)
                     else:
-                        known[i] += others * e_cost[x]
+                        known[a][0] += others * e_cost[x]
         try:
-            solved = [row[0] for row in solve(matrix, [[r] for r in known])]
-        except ZeroDivisionError:
-            solved = [INFINITE * INFINITE] * size
-        for a, cost in zip(component, solved, strict=True):
+            solved = {a: row.get(0, zero) for a, row in solve(jacobian, known, budget).items()}
+        except SingularError:
+            solved = dict.fromkeys(component, INFINITE * INFINITE)
+        for a, cost in solved.items():
             # Rounding may give a singular (critical) system a negative solution.
             e_cost[a] = cost if cost >= 0 else INFINITE * INFINITE
     return e, e_cost
 
 
-def _star(unary: Matrix, live: set[int]) -> Matrix:
+def _star(unary: Matrix, live: set[int], budget: Budget) -> Matrix:
     """(I - unary)⁻¹, component by component, in reverse topological order."""
     star: Matrix = {}
     for component in components({a: set(unary.get(a, ())) for a in live}):
@@ -253,16 +285,14 @@ def _star(unary: Matrix, live: set[int]) -> Matrix:
             add(onward, a, a, Decimal(1))
             for b, weight in unary.get(a, {}).items():
                 if b not in inside:
+                    budget.spend(len(star[b]))
                     for c, value in star[b].items():
                         add(onward, a, c, weight * value)
         if len(component) == 1 and component[0] not in unary.get(component[0], ()):
             star[component[0]] = onward[component[0]]
             continue
-        matrix = [[Decimal(int(a == b)) - unary.get(a, {}).get(b, Decimal(0)) for b in component] for a in component]
-        columns = sorted({c for row in onward.values() for c in row})
-        right = [[onward[a].get(c, Decimal(0)) for c in columns] for a in component]
-        for a, row in zip(component, solve(matrix, right), strict=True):
-            star[a] = {c: value for c, value in zip(columns, row, strict=True) if value}
+        cyclic = {a: {b: x for b, x in unary.get(a, {}).items() if b in inside} for a in component}
+        star.update(solve(cyclic, onward, budget))
     return star
 
 
@@ -277,12 +307,12 @@ def _as_arrays(
 ) -> ClosedGrammar:
     """Keep the symbols that the start symbol can reach, and convert decimals to logarithms."""
     num_terminals = grammar.num_terminals
-    order: list[int] = []
+    order: dict[int, None] = {}
     queue = [grammar.start] if grammar.start in live else []
     while queue:
         a = queue.pop()
         if a not in order:
-            order.append(a)
+            order[a] = None
             for key in sorted(total.get(a, {})):
                 if key >= num_terminals:
                     queue.extend(pairs[key - num_terminals])
@@ -316,10 +346,16 @@ def _as_arrays(
 
 
 def _grow(rules: Sequence[BinaryRule], holds: Callable[[BinaryRule, set[int]], bool]) -> set[int]:
+    """The left-hand sides for which `holds` is true of some rule, given the symbols found so far."""
+    users: dict[int, list[BinaryRule]] = {}
+    for rule in rules:
+        for x in rule.rhs:
+            users.setdefault(x, []).append(rule)
     found: set[int] = set()
-    changed = True
-    while changed:
-        new = {rule.lhs for rule in rules if rule.lhs not in found and holds(rule, found)}
-        found |= new
-        changed = bool(new)
+    queue = list(rules)
+    while queue:
+        rule = queue.pop()
+        if rule.lhs not in found and holds(rule, found):
+            found.add(rule.lhs)
+            queue.extend(users.get(rule.lhs, ()))
     return found

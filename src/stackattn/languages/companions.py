@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .language import Entropy, Language, check_generator, check_integer
+from .language import MAX_LENGTH, Entropy, Language, check_generator, check_integer
 
 MAX_K = 1_000_000
 
@@ -48,7 +48,8 @@ class UniformLanguage(Language):
 
     def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
         """Return the lengths from `shortest` to `longest` (inclusive) that have strings, in ascending order."""
-        lengths = np.arange(check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0) + 1)
+        shortest, longest = check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0, MAX_LENGTH)
+        lengths = np.arange(shortest, longest + 1)
         return lengths[(lengths >= self._extra) & ((lengths - self._extra) % self._per_letter == 0)]
 
     def sample_lengths(self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
@@ -63,9 +64,10 @@ class UniformLanguage(Language):
 
     def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
         """Return the entropy of p(w | length), which is exact; `generator` and `n` are ignored."""
-        return Entropy(self._letters(check_integer(length, "length", 0)) * math.log(max(self._k, 1)))
+        return Entropy(self._letters(length) * math.log(max(self._k, 1)))
 
     def _letters(self, length: int) -> int:
+        check_integer(length, "length", 0, MAX_LENGTH)
         if length < self._extra or (length - self._extra) % self._per_letter:
             raise ValueError(f"length: {self} has no strings of length {length}")
         return (length - self._extra) // self._per_letter

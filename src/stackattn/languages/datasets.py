@@ -4,6 +4,8 @@ A data set is saved as two files: `NAME.txt` has one string per line, symbols se
 language, the batch sizes, ln p(w | length) of each string and the lower bounds.
 """
 
+import hashlib
+import io
 import json
 import math
 import os
@@ -16,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write_text
-from ..lines import read_json_object, read_lines
+from ..files import bytes_writer, json_text, write_together
+from ..lines import decode_lines, read_json_object
 from .grammar import PCFG
 from .language import Language, check_generator, check_integer, check_range
 from .tasks import TASKS, get_language
@@ -83,7 +85,12 @@ class Dataset:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write PATH.txt and then PATH.json; each file appears complete or not at all."""
+        """Write PATH.txt and then PATH.json; each file appears complete or not at all.
+
+        Raises:
+            ValueError: the language is neither a grammar nor made by `get_language`.
+            OSError: a file cannot be written; the message names it.
+        """
         text_path, json_path = _paths(path)
         text_path.parent.mkdir(parents=True, exist_ok=True)
         maker = self.language.recipe
@@ -107,18 +114,36 @@ class Dataset:
             about["language"]["unambiguous"] = self.language.unambiguous
         elif maker is None:
             raise ValueError(f"language: expected a grammar or a language made by get_language, got {self.language}")
-        write_text(text_path, "".join(self.language.decode(string) + "\n" for string in self.strings))
-        write_text(json_path, json.dumps(about, indent=1, ensure_ascii=False, default=_as_text) + "\n")
+        text = "".join(self.language.decode(string) + "\n" for string in self.strings).encode()
+        about["checksum"] = hashlib.sha256(text).hexdigest()
+        plain = json.loads(json.dumps(about, default=_as_text))
+        write_together({text_path: bytes_writer(text), json_path: bytes_writer(json_text(plain).encode())})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Dataset":
-        """Read a data set written by `save`."""
+        """Read a data set written by `save`.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: a file is invalid or has changed; the message names it.
+        """
         text_path, json_path = _paths(path)
         about = read_json_object(json_path)
         if about.get("format") != _FORMAT:
             raise ValueError(f"{json_path}: expected a file of format {_FORMAT!r}")
+        text = text_path.read_bytes()
+        try:
+            found = cls._from_parts(about, list(decode_lines(io.BytesIO(text), str(text_path))), text_path, json_path)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            what = f"missing key {error}" if isinstance(error, KeyError) else f"invalid value: {error}"
+            raise ValueError(f"{json_path}: {what}") from None
+        if about.get("checksum") not in (None, hashlib.sha256(text).hexdigest()):
+            raise ValueError(f"{text_path}: its content does not match the checksum in {json_path.name}")
+        return found
+
+    @classmethod
+    def _from_parts(cls, about: dict[str, Any], lines: list[str], text_path: Path, json_path: Path) -> "Dataset":
         made = _make(about["language"], about["symbols"])
-        lines = list(read_lines(text_path))
         sizes = about["batch_sizes"]
         if len(lines) != sum(sizes):
             raise ValueError(

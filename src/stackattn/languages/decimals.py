@@ -1,5 +1,6 @@
 """Sparse matrices of high-precision decimals: the arithmetic of the exact closure."""
 
+import heapq
 import math
 from collections.abc import Iterable
 from decimal import Decimal, localcontext
@@ -10,6 +11,7 @@ DIGITS = 150
 INFINITE = Decimal("1e25")
 """Larger expectations are infinite, as in critical grammars; rounding makes them finite."""
 
+_CANCELLED = Decimal("1e-100")
 _SMALLEST, _LARGEST = Decimal("1e-70"), Decimal("1e70")
 
 Matrix = dict[int, dict[int, Decimal]]
@@ -53,27 +55,81 @@ def components(edges: dict[int, set[int]]) -> list[list[int]]:
     return found
 
 
-def solve(matrix: list[list[Decimal]], right: list[list[Decimal]]) -> list[list[Decimal]]:
-    """Return matrix⁻¹ right, by Gaussian elimination with row pivoting."""
-    size = len(matrix)
-    rows = [[*row, *extra] for row, extra in zip(matrix, right, strict=True)]
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
-        if not rows[pivot][i]:
-            raise ZeroDivisionError("singular matrix")
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        head, tail = rows[i][i], rows[i][i + 1 :]
-        for row in rows[i + 1 :]:
-            if row[i]:
-                factor = row[i] / head
-                row[i + 1 :] = [x - factor * y if y else x for x, y in zip(row[i + 1 :], tail, strict=True)]
-    out = [row[size:] for row in rows]
-    for i in reversed(range(size)):
-        for j in range(i + 1, size):
-            factor = rows[i][j]
-            if factor:
-                out[i] = [x - factor * y if y else x for x, y in zip(out[i], out[j], strict=True)]
-        out[i] = [x / rows[i][i] if x else x for x in out[i]]
+class Budget:
+    """Counts operations and raises TooManyOperationsError when a limit is exceeded."""
+
+    def __init__(self, operations: int):
+        self.limit = self.left = operations
+
+    def spend(self, operations: int) -> None:
+        self.left -= operations
+        if self.left < 0:
+            raise TooManyOperationsError(f"more than {self.limit:,} operations")
+
+
+class TooManyOperationsError(Exception):
+    """A computation that exceeds its budget."""
+
+
+class SingularError(Exception):
+    """A system of equations without a unique solution, or one that rounding makes meaningless."""
+
+
+def solve(matrix: Matrix, right: Matrix, budget: Budget) -> Matrix:
+    """Return (I - matrix)⁻¹ right, by Gaussian elimination of sparse rows.
+
+    Args:
+        matrix: a matrix of numbers of at least 0 whose powers have a finite sum. Elimination is then stable with pivots
+            from the diagonal in any order; the order keeps the rows short.
+        right: the right-hand side; its rows are those of `matrix`, or fewer.
+        budget: pays for the multiplications.
+
+    Raises:
+        SingularError: a pivot is so small that subtraction has cancelled two thirds of the digits.
+    """
+    rows: Matrix = {a: {b: -x for b, x in row.items() if x} for a, row in matrix.items()}
+    for a, row in rows.items():
+        row[a] = 1 + row.get(a, Decimal(0))
+    users: dict[int, set[int]] = {a: set() for a in rows}  # the rows with an entry in each column
+    for a, row in rows.items():
+        for b in row:
+            users[b].add(a)
+    out = {a: dict(right.get(a, {})) for a in rows}
+    order: list[int] = []
+    queue = [(0, a) for a in sorted(rows)]
+    done: set[int] = set()
+    while queue:
+        cost, pivot = heapq.heappop(queue)
+        if pivot in done:
+            continue
+        now = (len(rows[pivot]) - 1) * (len(users[pivot]) - 1)
+        if queue and now > max(cost, queue[0][0]):
+            heapq.heappush(queue, (now, pivot))
+            continue
+        done.add(pivot)
+        order.append(pivot)
+        head, tail = rows[pivot].pop(pivot), rows[pivot]
+        if head < _CANCELLED:
+            raise SingularError
+        for b in tail:
+            users[b].discard(pivot)
+        users[pivot].discard(pivot)
+        for a in users.pop(pivot):
+            factor = rows[a].pop(pivot) / head
+            budget.spend(1 + len(tail) + len(out[pivot]))
+            for b, x in tail.items():
+                add(rows, a, b, -factor * x)
+                users[b].add(a)
+            for c, x in out[pivot].items():
+                add(out, a, c, -factor * x)
+        tail[pivot] = head
+    for pivot in reversed(order):
+        head = rows[pivot].pop(pivot)
+        for b, x in rows[pivot].items():  # eliminated later, so its solution is known
+            budget.spend(len(out[b]))
+            for c, y in out[b].items():
+                add(out, pivot, c, -x * y)
+        out[pivot] = {c: y / head for c, y in out[pivot].items() if y}
     return out
 
 
@@ -82,7 +138,9 @@ def add(matrix: Matrix, a: int, b: int, value: Decimal) -> None:
     row[b] = row.get(b, Decimal(0)) + value
 
 
-def chained(star: Matrix, between_cost: Matrix, last: Matrix, last_cost: Matrix) -> tuple[Matrix, Matrix]:
+def chained(
+    star: Matrix, between_cost: Matrix, last: Matrix, last_cost: Matrix, budget: Budget
+) -> tuple[Matrix, Matrix]:
     """Return the weights `star last`, of any number of steps and a last one, and their costs.
 
     The costs are star (between_cost star last + last_cost). All entries are positive, so these products lose no digits
@@ -92,12 +150,12 @@ def chained(star: Matrix, between_cost: Matrix, last: Matrix, last_cost: Matrix)
         abs(x) for matrix in (star, between_cost, last, last_cost) for row in matrix.values() for x in row.values()
     ]
     if any(x and not _SMALLEST < x < _LARGEST for x in values):
-        total = _multiply(star, last)
-        cost = _multiply(between_cost, total)
+        total = _multiply(star, last, budget)
+        cost = _multiply(between_cost, total, budget)
         for a, row in last_cost.items():
             for b, x in row.items():
                 add(cost, a, b, x)
-        return total, _multiply(star, cost)
+        return total, _multiply(star, cost, budget)
     rows = {a: i for i, a in enumerate(star)}
     columns = {b: i for i, b in enumerate({b: None for row in last.values() for b in row})}
     square, between = _dense(star, rows, rows), _dense(between_cost, rows, rows)
@@ -122,10 +180,11 @@ def _sparse(values: np.ndarray, where: np.ndarray, rows: dict[int, int], columns
     return out
 
 
-def _multiply(left: Matrix, right: Matrix) -> Matrix:
+def _multiply(left: Matrix, right: Matrix, budget: Budget) -> Matrix:
     out: Matrix = {}
     for a, row in left.items():
         for b, x in row.items():
+            budget.spend(len(right.get(b, ())))
             for c, y in right.get(b, {}).items():
                 add(out, a, c, x * y)
     return out

@@ -15,7 +15,7 @@ from .closure import ClosedGrammar, close
 from .continuations import continuations
 from .exact import fits
 from .inside import inside
-from .language import Entropy, Language, String, check_generator, check_integer
+from .language import MAX_LENGTH, Entropy, Language, String, check_generator, check_integer
 from .lengths import LengthTables, expected_cost, length_tables
 from .notation import GrammarError, Rule, check_length, check_weight, format_grammar, parse_grammar
 from .sampling import sample_flat
@@ -139,8 +139,9 @@ class PCFG(Language):
                 raise GrammarError(
                     f"{place}: the weights of {rule.lhs!r} have too many digits to be added exactly; use fewer digits"
                 )
+        first_places = {rule.lhs: place for rule, place in zip(reversed(rules), reversed(places), strict=True)}
         for lhs, total in totals.items():
-            place = next(p for r, p in zip(rules, places, strict=True) if r.lhs == lhs)
+            place = first_places[lhs]
             if total == 0:
                 raise GrammarError(f"{place}: all rules of {lhs!r} have weight 0")
             if strict and abs(total - 1) > Fraction(1, 10**9):
@@ -175,6 +176,7 @@ class PCFG(Language):
         return self._tables
 
     def _length_log_probs(self, longest: int) -> np.ndarray:
+        check_integer(longest, "length", 0, MAX_LENGTH)
         out = np.full(longest + 1, -np.inf)
         out[0] = self._closed.empty
         if self._closed.start >= 0:
@@ -194,7 +196,7 @@ class PCFG(Language):
 
     def valid_lengths(self, shortest: int, longest: int) -> np.ndarray:
         """Return the lengths from `shortest` to `longest` (inclusive) that have strings, in ascending order."""
-        shortest, longest = check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0)
+        shortest, longest = check_integer(shortest, "shortest", 0), check_integer(longest, "longest", 0, MAX_LENGTH)
         possible = ~np.isneginf(self._length_log_probs(longest))
         return np.flatnonzero(possible & (np.arange(longest + 1) >= shortest))
 
@@ -204,6 +206,7 @@ class PCFG(Language):
         return self._shape(self._inside(batch), one)
 
     def _inside(self, strings: list[np.ndarray]) -> np.ndarray:
+        check_integer(max(map(len, strings), default=0), "length of a string", 0, MAX_LENGTH)
         out = inside(self._closed, strings)
         out[[len(s) == 0 for s in strings]] = self._closed.empty
         return out
@@ -228,13 +231,14 @@ class PCFG(Language):
     def _sample_flat(
         self, lengths: Sequence[int] | np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        asked = np.asarray(lengths, dtype=np.int64)
+        asked = np.asarray(lengths)
         check_generator(generator)
-        if asked.ndim != 1 or (asked.size and asked.min() < 0):
-            raise ValueError(f"lengths: expected a list of integers of at least 0, got {lengths!r}")
         if not asked.size:
-            return asked, asked, np.zeros(0)
-        longest = int(asked.max())
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
+        if asked.ndim != 1 or not np.issubdtype(asked.dtype, np.integer) or asked.min() < 0:
+            raise ValueError(f"lengths: expected a list of integers of at least 0, got {lengths!r}")
+        longest = check_integer(int(asked.max()), "lengths", 0, MAX_LENGTH)
+        asked = asked.astype(np.int64)
         missing = np.isneginf(self._length_log_probs(longest)[asked])
         if missing.any():
             raise ValueError(f"lengths: {self} has no strings of length {asked[missing][0]}")

@@ -16,6 +16,9 @@ from .lengths import log_sum_exp
 
 String: TypeAlias = str | np.ndarray | Sequence[int]
 
+MAX_LENGTH = 10_000
+"""Maximum length of a string: the tables grow with its square."""
+
 
 @dataclass(frozen=True)
 class Entropy:
@@ -81,7 +84,7 @@ class Language(ABC):
     def sample(self, length: int, n: int = 1, *, generator: np.random.Generator) -> np.ndarray:
         """Return `n` strings of one length as ids, (n, length), drawn independently from p(w | length)."""
         n = check_integer(n, "n", 0)
-        length = check_integer(length, "length", 0)
+        length = check_integer(length, "length", 0, MAX_LENGTH)
         strings = self.sample_lengths(np.full(n, length, dtype=np.int64), generator)
         return np.stack(strings) if strings else np.zeros((0, length), dtype=np.int64)
 
@@ -236,7 +239,7 @@ def check_range(lengths: Any) -> tuple[int, int]:
     """Return a pair (shortest, longest); raise TypeError or ValueError if it is invalid."""
     if not isinstance(lengths, tuple | list) or len(lengths) != 2:
         raise TypeError(f"lengths: expected a pair (shortest, longest), got {lengths!r}")
-    shortest, longest = (check_integer(value, "lengths", 0) for value in lengths)
+    shortest, longest = (check_integer(value, "lengths", 0, MAX_LENGTH) for value in lengths)
     if shortest > longest:
         raise ValueError(f"lengths: expected a pair (shortest, longest), got {shortest} > {longest}")
     return shortest, longest

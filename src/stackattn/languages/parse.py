@@ -20,6 +20,8 @@ from .decimals import DIGITS
 if TYPE_CHECKING:
     from .grammar import PCFG
 
+MAX_PARSED = 2_000
+"""Maximum length of a string to parse: the chart grows with its square."""
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-"}
 
 
@@ -255,6 +257,8 @@ class Viterbi:
 
 def best_parse(grammar: PCFG, ids: np.ndarray) -> Parse | None:
     """Return the most probable derivation tree of a string of ids, or None if the string is not in the language."""
+    if len(ids) > MAX_PARSED:
+        raise ValueError(f"string: expected at most {MAX_PARSED:,} symbols, got {len(ids):,}")
     viterbi = grammar._viterbi
     start = viterbi.binary.start
     if (ids < 0).any():

@@ -74,7 +74,7 @@ class LSTMLM(nn.Module):
 
         The first token of each sequence is bos. Arguments and errors are those of `TransformerLM.forward`.
         """
-        check_tokens("tokens", tokens, lengths)
+        check_tokens("tokens", tokens, lengths, self.bias)
         # Reading the padding is safe here: it affects only later steps and the final state, which is discarded.
         tokens = without_padding(tokens, lengths)
         hidden = self._unroll_in_one_call(tokens)
@@ -90,7 +90,7 @@ class LSTMLM(nn.Module):
 
     def extend(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None = None) -> tuple[Tensor, LSTMState]:
         """Read T more tokens: tokens (B, T) -> logits (B, T, output_size) and the new state."""
-        check_tokens("tokens", tokens, lengths)
+        check_tokens("tokens", tokens, lengths, self.bias)
         B, c = tokens.shape
         if c == 0:
             return self.output(state.hidden[:, None][:, :0]), state

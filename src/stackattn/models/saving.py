@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..compatibility import MODEL_FORMAT, upgrade_model_config, upgrade_tensor_name
 from ..config import from_values, to_values
-from ..files import bytes_writer, tensors_writer, write_together
+from ..files import bytes_writer, json_text, tensors_writer, write_together
 from ..lines import read_json_object
 from .building import MODELS
 
@@ -72,14 +71,13 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     if len(dtypes := {x.dtype for x in tensors.values()}) > 1:
         raise ValueError(f"model: expected one dtype, got {', '.join(sorted(map(str, dtypes)))}")
     saved = SavedConfig(MODEL_FORMAT, kind, to_values(model.config), __version__)
-    text = json.dumps(to_values(saved), indent=2) + "\n"
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_together(
         {
             folder / TENSORS: tensors_writer(tensors, {CHECKSUM: _checksum(tensors)}),
-            folder / CONFIG: bytes_writer(text.encode()),
+            folder / CONFIG: bytes_writer(json_text(to_values(saved)).encode()),
         }
     )
     return folder

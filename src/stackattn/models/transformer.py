@@ -37,7 +37,7 @@ class _Embedding(nn.Module):
         self, tokens: Tensor, lengths: Tensor | None, first: Tensor | None = None, name: str = "tokens"
     ) -> Tensor:
         """(B, T) -> (B, T, d_model). `first` (B,): position of each sequence's first token; 0 by default."""
-        check_tokens(name, tokens, lengths)
+        check_tokens(name, tokens, lengths, self.table.weight)
         tokens = without_padding(tokens, lengths)
         d_model = self.table.embedding_dim
         try:

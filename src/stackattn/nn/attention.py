@@ -49,7 +49,7 @@ class _Attention(nn.Module):
         self.to_output = nn.Linear(d_model, d_model)
 
     def _check(self, name: str, x: Tensor, lengths: Tensor | None = None) -> None:
-        check_vectors(name, x, self.to_output.in_features, lengths)
+        check_vectors(name, x, self.to_output.in_features, lengths, self.to_output.weight)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, T, d_model / heads)

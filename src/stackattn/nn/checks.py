@@ -42,23 +42,33 @@ def check_range(init_range: Any) -> None:
     require(valid, "init_range", "a finite number of at least 0", init_range)
 
 
-def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None) -> None:
-    """Check that `x` is a floating-point tensor (B, T, d_model), and that `lengths` fits it."""
+def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, parameter: Tensor) -> None:
+    """Check that `x` is a floating-point tensor (B, T, d_model) on the device of a parameter; `lengths` must fit it."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         found = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name}: expected a floating-point tensor of shape (B, T, {d_model}), got {found}")
     if x.dim() != 3 or x.shape[2] != d_model:
         raise ValueError(f"{name}: expected shape (B, T, {d_model}), got {tuple(x.shape)}")
+    check_device(name, x, parameter)
     check_lengths(lengths, x)
 
 
-def check_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> None:
-    """Check dtype and shape. The lookup validates the values: checking them here would synchronise the GPU."""
+def check_device(name: str, x: Tensor, parameter: Tensor) -> None:
+    """Check that `x` is on the device of a parameter, unless that one is loaded from elsewhere when it is used."""
+    if parameter.device.type != "meta" and x.device != parameter.device:
+        raise ValueError(
+            f"{name}: expected device {parameter.device} like the parameters, got {x.device}; move one of them with .to"
+        )
+
+
+def check_tokens(name: str, tokens: Tensor, lengths: Tensor | None, parameter: Tensor) -> None:
+    """Check dtype, shape and device. The lookup validates the values: checking them here would synchronise the GPU."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
         found = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
         raise TypeError(f"{name}: expected a tensor of int64 or int32, got {found}")
     if tokens.dim() != 2:
         raise ValueError(f"{name}: expected shape (B, T), got {tuple(tokens.shape)}")
+    check_device(name, tokens, parameter)
     check_lengths(lengths, tokens)
 
 

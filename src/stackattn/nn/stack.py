@@ -241,7 +241,7 @@ class StackAttention(nn.Module, ABC):
             raise ValueError(f"state: expected a state with {name} {self.limit} like the layer, got {name} {found}")
 
     def _check(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        check_vectors("x", x, self.to_actions.in_features, lengths)
+        check_vectors("x", x, self.to_actions.in_features, lengths, self.to_actions.weight)
         return without_padding(x, lengths)
 
     def _action_logits(self, x: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ access to the folder of the runs, and the same versions of stackattn, torch and 
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import math
 import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ def run_all_on_cluster(
     """Like `sweep.run_all`, on a Ray cluster; arguments not listed below and the result are the same.
 
     Args:
-        address: address of the cluster; "local" starts one on this machine.
+        address: address of the cluster; "local" starts one that listens on the loopback address of this machine only.
         memory: GB of memory that each run requests, besides one core. A warning is logged if no node has that much.
 
     Raises:
@@ -188,11 +190,27 @@ def _connect(address: str) -> Any:
             host, port = address.removeprefix("ray://").rsplit(":", 1)
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         # "local" makes Ray start a new cluster even if one is running
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False if local else None)
+        with _loopback_only(ray) if local else nullcontext():
+            dashboard = False if local else None
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
     except Exception as error:  # Ray also raises plain exceptions
         ray.shutdown()  # the connection may be half open
         raise RunError(f"cluster {address}: cannot connect: {' '.join(str(error).split())}") from error
     return ray
+
+
+@contextmanager
+def _loopback_only(ray: Any) -> Iterator[None]:
+    """Let Ray listen on the loopback address only, as it does by default on macOS and Windows."""
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False  # Ray replaces an explicit node address of 127.0.0.1
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+    if not ipaddress.ip_address(found := ray.util.get_node_ip_address()).is_loopback:
+        log.warning(f"cluster local: Ray listens on {found}, and other machines may be able to run code here")
 
 
 def _task(

@@ -23,14 +23,22 @@ from .run import RunError
 
 
 def find_device(name: str) -> torch.device:
+    """Return a PyTorch device that is available on this machine, by its name, such as `cpu` or `cuda:1`.
+
+    Raises:
+        ValueError: PyTorch knows no such device, or does not find it on this machine.
+    """
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device: expected a PyTorch device, such as cpu or cuda, got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device: expected an available device, got {name!r}, but PyTorch finds no GPU on this machine; use cpu"
-        )
+    if device.type == "cpu":
+        return torch.device("cpu")  # without an index, like the devices of other tensors on the CPU
+    module = getattr(torch, device.type, None)  # torch.cuda, torch.mps, torch.xpu
+    count = module.device_count() if hasattr(module, "device_count") else 0
+    if (device.index or 0) >= count:
+        found = f"{count} of this type, numbered from 0" if count else "none of this type on this machine; use cpu"
+        raise ValueError(f"device: expected an available device, got {name!r}, but PyTorch finds {found}")
     return device
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..compatibility import upgrade_run_config
 from ..config import from_values, to_values
-from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, write_json, write_text
+from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, with_crc, write_json, write_text
 from ..models.saving import TENSORS
 from .environment import environment
 from .loggers import Logger, find_loggers
@@ -192,7 +192,15 @@ class TrainingRun:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations; empty before the first one."""
-        return read_metrics(self.folder / METRICS)
+        if self.finished:
+            known, source = self.result()["evaluations"], RESULT
+        else:
+            known, source = (self.state() or {"metrics": 0})["metrics"], STATE
+        rows = read_metrics(self.folder / METRICS)
+        if len(rows) < known:
+            expected = f"expected at least {known} evaluations, as stated in {source}"
+            raise RunError(f"{self.folder / METRICS}: {expected}, found {len(rows)}; restore the file from a copy")
+        return rows
 
     def best_evaluation(self) -> dict[str, Any] | None:
         """The first evaluation with the lowest score; None if no score is finite."""
@@ -210,7 +218,7 @@ class TrainingRun:
 
     def log(self, values: dict[str, Any]) -> None:
         """Append an evaluation to metrics.jsonl, and pass it to the loggers."""
-        append_line(self.folder / METRICS, json.dumps(values))
+        append_line(self.folder / METRICS, json.dumps(with_crc(values)))
         for logger in self._loggers:
             logger.log(values)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..files import check_crc
 from ..lines import decode_text, read_json_object
 
 # Names in the folder of a run; the docstring of run.py says what they contain.
@@ -103,7 +104,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise RunError(f"{where}: not JSON: {error}") from None
         if not isinstance(values, dict):
             raise RunError(f"{where}: expected an object, got {type(values).__name__}")
-        rows.append(_check_evaluation(values, where))
+        try:
+            rows.append(_check_evaluation(check_crc(values, where), where))
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        if rows[-1]["evaluation"] != number:
+            raise RunError(f"{where}: expected evaluation {number}, got {rows[-1]['evaluation']}; a line is missing")
     return rows
 
 
