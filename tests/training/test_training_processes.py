@@ -190,9 +190,8 @@ def test_bfloat16_training_has_float32_parameters(tmp_path):
 def test_invalid_devices_and_precisions():
     with pytest.raises(ValueError, match="device: expected a PyTorch device, such as cpu or cuda, got 'gpu'"):
         Processes("gpu")
-    for name in ("cuda:99", "mps:99", "meta", *([] if torch.cuda.is_available() else ["cuda"])):
+    for name in ("cuda:99", "mps:99", *([] if torch.cuda.is_available() else ["cuda"])):
         with pytest.raises(ValueError, match=f"device: expected an available device, got '{name}', but PyTorch finds"):
             Processes(name)
-    assert Processes("cpu:0").device == torch.device("cpu")
     with pytest.raises(ValueError, match="precision: expected one of float32, bfloat16, got 'half'"):
         TrainingConfig(precision="half")

@@ -32,8 +32,8 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device: expected a PyTorch device, such as cpu or cuda, got {name!r}") from error
-    if device.type == "cpu":
-        return torch.device("cpu")  # without an index, like the devices of other tensors on the CPU
+    if device.type in ("cpu", "meta"):
+        return device
     module = getattr(torch, device.type, None)  # torch.cuda, torch.mps, torch.xpu
     count = module.device_count() if hasattr(module, "device_count") else 0
     if (device.index or 0) >= count:
