@@ -6,14 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stackattn.models import (
-    LSTMLM,
-    LSTMConfig,
-    Seq2SeqConfig,
-    Seq2SeqTransformer,
-    TransformerLM,
-    TransformerLMConfig,
-)
+from stackattn import models
 from stackattn.nn import State
 
 V, EOS, BOS = 5, 4, 5
@@ -33,10 +26,12 @@ def language_model(kind: str, seed: int, eos_bias: float = 0.0):
     torch.manual_seed(seed)
     if kind.startswith("lstm"):
         stack = kind.partition("+")[2] or None
-        model = LSTMLM(LSTMConfig(input_size=V + 1, output_size=V, hidden_size=8, stack=stack, init_range=1.5))
+        model = models.LSTMLM(
+            models.LSTMConfig(input_size=V + 1, output_size=V, hidden_size=8, stack=stack, init_range=1.5)
+        )
     else:
-        model = TransformerLM(
-            TransformerLMConfig(
+        model = models.TransformerLM(
+            models.TransformerLMConfig(
                 input_size=V + 1, output_size=V, layers=kind, d_model=8, heads=2, hidden_size=8, init_range=1.0
             )
         )
@@ -50,10 +45,10 @@ def language_model(kind: str, seed: int, eos_bias: float = 0.0):
 def seq2seq_model(kind: str, seed: int):
     torch.manual_seed(seed)
     layers = kind.split()[1]
-    config = Seq2SeqConfig(
+    config = models.Seq2SeqConfig(
         input_size=V + 1, output_size=V, layers=layers, d_model=8, heads=2, hidden_size=8, init_range=1.5
     )
-    return Seq2SeqTransformer(config).double().eval()
+    return models.Seq2SeqTransformer(config).double().eval()
 
 
 def random_prompts(generator, batch):

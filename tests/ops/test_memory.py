@@ -147,6 +147,13 @@ except ValueError as error:
     assert re.fullmatch(r"weights: expected shape \(1, 50, 50\), got \(1, 5, 5\)\n", run.stdout), run.stderr
 
 
+def for_each_stack(test):
+    """Run a test with every stack, dtype and fast backend."""
+    for name, values in (("backend", FAST), ("dtype", [torch.float32, torch.float64]), ("stack", STACKS)):
+        test = pytest.mark.parametrize(name, values, ids=str)(test)
+    return test
+
+
 def negated(x):
     """The numbers of `x` as a view of -x with the negation bit set, which only PyTorch's own functions resolve."""
     view = torch._neg_view(-x)
@@ -154,9 +161,7 @@ def negated(x):
     return view
 
 
-@pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("stack", STACKS, ids=str)
+@for_each_stack
 def test_operators_read_negated_views(stack, dtype, backend):
     found = []
     for view in (torch.Tensor.clone, negated):
@@ -167,9 +172,7 @@ def test_operators_read_negated_views(stack, dtype, backend):
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("stack", STACKS, ids=str)
+@for_each_stack
 def test_states_read_negated_views(stack, dtype, backend):
     """Both in the steps, in their gradients, and in the gradient of the state in between."""
     found = []

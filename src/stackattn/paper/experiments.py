@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,40 +97,13 @@ class Target:
         ]
 
 
-def _show_figure_2(cells: Sequence[Cell], out: Path) -> int:
-    from .figure_2 import show
+def _shown_by(module: str, function: str = "show") -> Callable[[Sequence[Cell], Path], int]:
+    """A function of a module of this package, imported when it is called."""
 
-    return show(cells, out)
+    def show(cells: Sequence[Cell], out: Path) -> int:
+        return getattr(import_module(f".{module}", __package__), function)(cells, out)
 
-
-def _show_claims(cells: Sequence[Cell], out: Path) -> int:
-    from .claims import show
-
-    return show(cells, out)
-
-
-def _show_validity(cells: Sequence[Cell], out: Path) -> int:
-    from .validity import show
-
-    return show(cells, out)
-
-
-def _show_table_2(cells: Sequence[Cell], out: Path) -> int:
-    from .table_2 import show
-
-    return show(cells, out)
-
-
-def _show_cost(cells: Sequence[Cell], out: Path) -> int:
-    from .table_2 import show_cost
-
-    return show_cost(cells, out)
-
-
-def _show_table_3(cells: Sequence[Cell], out: Path) -> int:
-    from .table_3 import show
-
-    return show(cells, out)
+    return show
 
 
 _PENN_TREEBANK: Mapping[str, Any] = {
@@ -153,13 +127,13 @@ _FIGURE_2: Mapping[str, Any] = {
 TARGETS = {
     "figure-2": Target(
         summary="Figure 2: cross-entropy differences on five context-free languages",
-        show=_show_figure_2,
+        show=_shown_by("figure_2"),
         draws=True,
         **_FIGURE_2,
     ),
     "claims": Target(
         summary="The claims of Section 6, decided from the runs of Figure 2",
-        show=_show_claims,
+        show=_shown_by("claims"),
         trains=False,
         **_FIGURE_2,
     ),
@@ -170,13 +144,18 @@ TARGETS = {
         models=tuple(STACKS_ALONE),
         other_models=tuple(LABELS),
         restarts=3,
-        show=_show_validity,
+        show=_shown_by("validity"),
         draws=True,
         configs="validity",
     ),
-    "table-2": Target(summary="Table 2: perplexities on the Penn Treebank", show=_show_table_2, **_PENN_TREEBANK),
+    "table-2": Target(
+        summary="Table 2: perplexities on the Penn Treebank", show=_shown_by("table_2"), **_PENN_TREEBANK
+    ),
     "table-ptb-cost": Target(
-        summary="Table 6: speed and memory of the runs of Table 2", show=_show_cost, trains=False, **_PENN_TREEBANK
+        summary="Table 6: speed and memory of the runs of Table 2",
+        show=_shown_by("table_2", "show_cost"),
+        trains=False,
+        **_PENN_TREEBANK,
     ),
     "table-3": Target(
         summary="Table 3: perplexity and BLEU of translation, in three sizes (d_model)",
@@ -184,7 +163,7 @@ TARGETS = {
         tasks=("160", "240", "360"),
         models=TRANSFORMERS,
         restarts=5,
-        show=_show_table_3,
+        show=_shown_by("table_3"),
         configs="table-3",
         other_tasks=("small",),
     ),
