@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from .models.saving import load, save
     from .ops import (
         AutomatonRun,
+        NondeterministicReadingState,
         NondeterministicState,
         Operation,
         SuperpositionReadingState,
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutomatonRun",
+    "NondeterministicReadingState",
     "NondeterministicState",
     "Operation",
     "SuperpositionReadingState",

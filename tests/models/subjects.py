@@ -35,6 +35,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "superposition, depth 2": lambda: SuperpositionStackAttention(D, 3, depth=2),
     "nondeterministic": lambda: NondeterministicStackAttention(D, 2, 3, 2),
     "nondeterministic x2": lambda: NondeterministicStackAttention(D, 2, 2, 3, heads=2, push_activation="exp"),
+    "nondeterministic, window 3": lambda: NondeterministicStackAttention(D, 2, 2, 3, window=3),
     "softmax attention": lambda: SelfAttention(D, 2),
     "layer, softmax": lambda: TransformerLayer(SoftmaxSpec(), D, heads=2, hidden_size=8),
     "layer, superposition": lambda: TransformerLayer(
@@ -78,6 +79,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "LSTM": lambda: lstm(None),
     "LSTM+Sup": lambda: lstm("superposition-3"),
+    "Tf+Nd, window 3": lambda: lm("nondeterministic-2-2-3w3x2.1"),
+    "LSTM+Nd, window 3": lambda: lstm("nondeterministic-2-2-3w3"),
     "LSTM+Sup, depth 2": lambda: lstm("superposition-3d2"),
     "LSTM+Nd": lambda: lstm("nondeterministic-2-2-3"),
     "Seq2Seq": lambda: seq2seq("2", "2"),

@@ -257,13 +257,29 @@ def test_depth_is_that_of_the_operator():
     assert not torch.allclose(exact(x), expected)
 
 
-def test_a_state_of_another_depth():
-    layer, x = superposition(depth=3), inputs()
-    with pytest.raises(ValueError, match="state: expected a state with depth 3 like the layer, got depth None"):
-        layer.extend(x, superposition().initial_state(B))
+def test_window_is_that_of_the_operator():
+    layer, exact, x = nondeterministic(window=2), nondeterministic(), inputs()
+    layer.load_state_dict(exact.state_dict())
+    values = torch.cat([layer.initial_values(B), layer.to_values(x).sigmoid()], 1)
+    y, weights, actions = layer(x, return_weights=True, return_actions=True)
+    torch.testing.assert_close(weights, reference.nondeterministic_weights(*actions, 2))
+    expected = layer.to_output(torch.einsum("btiqs,bim->btqsm", weights, values).flatten(2))
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(layer(x), expected)
+    assert not torch.allclose(exact(x), expected)
 
 
-@pytest.mark.parametrize("depth", [0, 1.5, True])
-def test_wrong_depth(depth):
-    with pytest.raises(ValueError, match=f"depth: expected a positive integer, or None for no limit, got {depth!r}"):
-        superposition(depth=depth)
+def test_a_state_of_another_limit():
+    x = inputs()
+    for make, name in ((superposition, "depth"), (nondeterministic, "window")):
+        for ours, other in ((3, None), (None, 3), (3, 4)):
+            message = f"state: expected a state with {name} {ours} like the layer, got {name} {other}"
+            with pytest.raises(ValueError, match=message):
+                make(**{name: ours}).extend(x, make(**{name: other}).initial_state(B))
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, True])
+def test_wrong_limit(limit):
+    for make, name in ((superposition, "depth"), (nondeterministic, "window")):
+        with pytest.raises(ValueError, match=f"{name}: expected a positive integer, or None for no limit, got {limit}"):
+            make(**{name: limit})

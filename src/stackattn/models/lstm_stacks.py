@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from ..nn import NondeterministicStackAttention, StackSpec, State, SuperpositionStackAttention
-from ..ops import NondeterministicState
+from ..ops import NondeterministicReadingState, NondeterministicState
 from ..ops.transitions import split_transitions
 
 Maps = tuple[Tensor, Tensor]  # weight (num_actions + m, hidden_size) and bias (num_actions + m,) of both maps
@@ -111,23 +111,30 @@ class SuperpositionLSTMStack(LSTMStack):
 
 @dataclass(frozen=True, repr=False)
 class WeightedStack(State):
-    """A nondeterministic stack as attention weights over all values pushed so far."""
+    """A nondeterministic stack as attention weights over all values pushed so far, or, with a window, as readings."""
 
-    stack: NondeterministicState
-    values: Tensor  # (B, 1 + steps so far, m), the bottom vector first
+    stack: NondeterministicState | NondeterministicReadingState
+    values: Tensor | None  # (B, 1 + steps so far, m), the bottom vector first; None with a window
     reading: Tensor  # (B, Q * S * m)
 
 
 class NondeterministicLSTMStack(LSTMStack):
-    """The stack of a nondeterministic pushdown automaton."""
+    """The stack of a nondeterministic pushdown automaton; with `window`, older elements are not popped."""
 
     kind = NondeterministicStackAttention.kind
     has_uniform_init = True
 
-    def __init__(self, hidden_size: int, num_states: int, num_symbols: int, stack_embedding_size: int):
+    def __init__(
+        self,
+        hidden_size: int,
+        num_states: int,
+        num_symbols: int,
+        stack_embedding_size: int,
+        window: int | None = None,
+    ):
         Q, S, m = num_states, num_symbols, stack_embedding_size
         super().__init__(hidden_size, Q * S * (2 * Q * S + Q), m, Q * S * m)
-        self.num_states, self.num_symbols = Q, S
+        self.num_states, self.num_symbols, self.window = Q, S, window
         self.bottom = nn.Parameter(torch.empty(m))
 
     def split_actions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,15 +144,23 @@ class NondeterministicLSTMStack(LSTMStack):
     def initial_state(self, batch_size: int) -> WeightedStack:
         values = self.bottom.sigmoid().expand(batch_size, 1, -1)
         reading = pad(values[:, 0], (0, self.reading_size - values.shape[2]))  # start state, bottom symbol
-        stack = NondeterministicState.empty(batch_size, self.num_states, self.num_symbols, device=values.device)
-        return WeightedStack(stack, values, reading)
+        sizes = self.num_states, self.num_symbols
+        if self.window is not None:
+            stack = NondeterministicReadingState.empty(values[:, 0], *sizes, window=self.window)
+            return WeightedStack(stack, None, reading)
+        return WeightedStack(NondeterministicState.empty(batch_size, *sizes, device=values.device), values, reading)
 
     def step(self, hidden: Tensor, state: WeightedStack, active: Tensor | None, maps: Maps) -> WeightedStack:
         logits, value = self.choose(hidden, maps)
         lengths = None if active is None else active.long()
-        weights, stack = state.stack.extend_joined(self._joined(logits[:, None]), lengths)  # (B, 1, i, Q, S)
-        values = torch.cat([state.values, value[:, None]], dim=1)
-        reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)  # (B, Q * S * m)
+        actions = self._joined(logits[:, None])
+        if isinstance(state.stack, NondeterministicReadingState):
+            readings, stack = state.stack.extend_joined(actions, value[:, None], lengths)  # (B, 1, Q, S, m)
+            values, reading = None, readings.flatten(1)  # (B, Q * S * m)
+        else:
+            weights, stack = state.stack.extend_joined(actions, lengths)  # (B, 1, i, Q, S)
+            values = torch.cat([state.values, value[:, None]], dim=1)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)
         if active is not None:
             reading = reading.where(active[:, None], state.reading)
         return WeightedStack(stack, values, reading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops import NondeterministicState, nondeterministic_weights
+from ..ops import NondeterministicReadingState, NondeterministicState, nondeterministic_weights
 from ..ops.readings import joined_readings
 from ..ops.transitions import split_transitions
 from .checks import check_positive
@@ -20,11 +20,13 @@ class NondeterministicStackAttention(StackAttention):
         num_states: number of states Q of the automaton.
         num_symbols: number of stack symbols S; the first one is the bottom symbol.
         stack_embedding_size: size m of the vectors on the stack.
+        window: number of steps after its push in which an element can be popped (default: no limit). The time of a full
+            pass is then linear in the number of steps, and that of a single step is constant.
         heads: number of independent stacks.
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 
     Raises:
-        ValueError: a size is not a positive integer, or the activation is unknown.
+        ValueError: a size or the window is not a positive integer, or the activation is unknown.
 
     Examples::
 
@@ -34,7 +36,8 @@ class NondeterministicStackAttention(StackAttention):
     """
 
     kind = "nondeterministic"
-    stack_type = WeightedStack
+    stack_type = (WeightedStack, NondeterministicReadingState)
+    limit_name = "window"
 
     def __init__(
         self,
@@ -43,12 +46,14 @@ class NondeterministicStackAttention(StackAttention):
         num_symbols: int = 3,
         stack_embedding_size: int = 5,
         *,
+        window: int | None = None,
         heads: int = 1,
         push_activation: str = "sigmoid",
     ):
         check_positive(num_states=num_states, num_symbols=num_symbols, stack_embedding_size=stack_embedding_size)
         Q, S, m = num_states, num_symbols, stack_embedding_size
-        super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, heads=heads, push_activation=push_activation)
+        options = {"limit": window, "heads": heads, "push_activation": push_activation}
+        super().__init__(d_model, Q * S * (2 * Q * S + Q), m, Q * S * m, **options)
         self.num_states, self.num_symbols = Q, S
         self.bottom = nn.Parameter(torch.empty(heads * m))
         self.reset_parameters()
@@ -63,7 +68,7 @@ class NondeterministicStackAttention(StackAttention):
         return split_transitions(self._joined(logits))
 
     def weights(self, actions: tuple[Tensor, ...], lengths: Tensor | None) -> Tensor:
-        return nondeterministic_weights(*actions, lengths=lengths)  # (B, T, T + 1, Q, S)
+        return nondeterministic_weights(*actions, lengths=lengths, window=self.limit)  # (B, T, T + 1, Q, S)
 
     def readings(self, weights: Tensor, values: Tensor) -> Tensor:
         rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, i)
@@ -71,20 +76,28 @@ class NondeterministicStackAttention(StackAttention):
         return (rows @ values).reshape(*weights.shape[:2], reading_size)
 
     def read_stack(self, logits: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
-        return joined_readings(self._joined(logits), values, lengths).flatten(2)
+        return joined_readings(self._joined(logits), values, lengths, self.limit).flatten(2)
 
-    def initial_stack(self, batch_size: int) -> WeightedStack:
-        sizes, device = (self.num_states, self.num_symbols), self.bottom.device
-        state = NondeterministicState.empty(batch_size * self.heads, *sizes, device=device)
-        return WeightedStack(state, self.initial_values(batch_size))
+    def initial_stack(self, batch_size: int) -> WeightedStack | NondeterministicReadingState:
+        sizes, bottom = (self.num_states, self.num_symbols), self.initial_values(batch_size)
+        if self.limit is not None:
+            return NondeterministicReadingState.empty(bottom[:, 0], *sizes, window=self.limit)
+        return WeightedStack(NondeterministicState.empty(len(bottom), *sizes, device=bottom.device), bottom)
 
     def initial_values(self, batch_size: int) -> Tensor:
         """The bottom vector, (B * heads, 1, m)."""
         return self.bottom.sigmoid().reshape(self.heads, 1, -1).repeat(batch_size, 1, 1)
 
     def extend_stack(
-        self, stack: WeightedStack, logits: Tensor, values: Tensor, lengths: Tensor | None
-    ) -> tuple[Tensor, WeightedStack]:
+        self,
+        stack: WeightedStack | NondeterministicReadingState,
+        logits: Tensor,
+        values: Tensor,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, WeightedStack | NondeterministicReadingState]:
+        if isinstance(stack, NondeterministicReadingState):
+            readings, stack = stack.extend_joined(self._joined(logits), values, lengths)
+            return readings.flatten(2), stack
         weights, state = stack.state.extend_joined(self._joined(logits), lengths)
         values = torch.cat([stack.values, values], dim=1)
         return self.readings(weights, values), WeightedStack(state, values)

@@ -85,8 +85,8 @@ class StackAttention(nn.Module, ABC):
 
     kind: ClassVar[str]
     """Name of the kind of stack in the layer notation."""
-    stack_type: ClassVar[type]
-    """Class of the stack's state."""
+    stack_type: ClassVar[type | tuple[type, ...]]
+    """Class of the stack's state; several classes if it depends on the limit."""
     limit_name: ClassVar[str | None] = None
     """Name of the argument that limits the size of the stack's state; None: there is none."""
 
@@ -236,8 +236,8 @@ class StackAttention(nn.Module, ABC):
             found = type(state.stack if isinstance(state, StackState) else state).__name__
             raise TypeError(f"state: expected a state from this layer's initial_state or extend, got {found}")
         name = self.limit_name
-        if name is not None and getattr(state.stack, name) != self.limit:
-            found = getattr(state.stack, name)
+        found = None if name is None else getattr(state.stack, name, None)
+        if found != self.limit:
             raise ValueError(f"state: expected a state with {name} {self.limit} like the layer, got {name} {found}")
 
     def _check(self, x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ from .attention import causal_attention
 from .dispatch import backends
 from .immediate import immediate_checks
 from .nondeterministic import nondeterministic_weights
-from .reading_states import SuperpositionReadingState
+from .reading_states import NondeterministicReadingState, SuperpositionReadingState
 from .readings import nondeterministic_readings, superposition_readings
 from .runs import AutomatonRun, Operation, best_runs, sample_runs
 from .states import NondeterministicState, SuperpositionState
@@ -35,6 +35,7 @@ from .superposition import superposition_weights
 
 __all__ = [
     "AutomatonRun",
+    "NondeterministicReadingState",
     "NondeterministicState",
     "Operation",
     "SuperpositionReadingState",

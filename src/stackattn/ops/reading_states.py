@@ -1,21 +1,67 @@
 """Stacks that are extended step by step and return readings, as immutable states.
 
-Such a state contains the pushed vectors, and attention weights are not computed. With a limited depth, its size and
-the cost of a step do not grow with the number of steps.
+Such a state contains the pushed vectors, and attention weights are not computed. With a limited depth or a window, its
+size and the cost of a step do not grow with the number of steps.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from . import checks, vectors
 from .dispatch import choose, choose_for_state
+from .transitions import join_transitions
+from .window import extend_rows, first_row, readings_of
+
+Self = TypeVar("Self", bound="_ReadingState")
 
 
-class SuperpositionReadingState:
+class _ReadingState(ABC):
+    """Base class of both stacks' states."""
+
+    length: int
+    """Number of steps so far; of the longest sequence, if `lengths` were given."""
+    _backend: str
+
+    @property
+    @abstractmethod
+    def _stack(self) -> Tensor:
+        """A tensor of the state."""
+
+    @abstractmethod
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
+
+    @property
+    def batch_size(self) -> int:
+        return self._stack.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self._stack.device
+
+    def reorder(self: Self, index: Tensor) -> Self:
+        """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""
+        index = checks.check_index(index, self)
+        return self.map(lambda x: x.index_select(0, index))
+
+    def detach(self: Self) -> Self:
+        """The same state, detached from the autograd graph."""
+        return self.map(torch.Tensor.detach)
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        """The same state on another device."""
+        moved = self.map(lambda x: x.to(device))
+        moved._backend = choose("auto", moved.device) if moved.device != self.device else self._backend
+        return moved
+
+
+class SuperpositionReadingState(_ReadingState):
     """The state of a superposition stack as its vectors. States are immutable: `extend` returns a new one.
 
     Examples::
@@ -30,7 +76,7 @@ class SuperpositionReadingState:
     """
 
     def __init__(self, stack: Tensor, length: int, depth: int | None, backend: str):
-        self._stack = stack  # (B, height, m), the top first
+        self._elements = stack  # (B, height, m), the top first
         self._backend = backend
         self.length = length
         self.depth = depth
@@ -66,12 +112,8 @@ class SuperpositionReadingState:
         return cls(stack, 0, depth, choose_for_state(backend, stack.device))
 
     @property
-    def batch_size(self) -> int:
-        return self._stack.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self._stack.device
+    def _stack(self) -> Tensor:
+        return self._elements
 
     def __repr__(self) -> str:
         sizes = f"batch_size={self.batch_size}, length={self.length}, depth={self.depth}"
@@ -101,21 +143,137 @@ class SuperpositionReadingState:
         readings, stack = vectors.read_stack(actions, values, self._stack, lengths, self.depth, self._backend)
         return readings, type(self)(stack, self.length + actions.shape[1], self.depth, self._backend)
 
-    def reorder(self, index: Tensor) -> SuperpositionReadingState:
-        """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""
-        index = checks.check_index(index, self)
-        return self.map(lambda x: x.index_select(0, index))
-
-    def detach(self) -> SuperpositionReadingState:
-        """The same state, detached from the autograd graph."""
-        return self.map(torch.Tensor.detach)
-
-    def to(self, device: torch.device | str) -> SuperpositionReadingState:
-        """The same state on another device."""
-        moved = self.map(lambda x: x.to(device))
-        moved._backend = choose("auto", moved.device) if moved.device != self.device else self._backend
-        return moved
-
     def map(self, function: Callable[[Tensor], Tensor]) -> SuperpositionReadingState:
         """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
         return type(self)(function(self._stack), self.length, self.depth, self._backend)
+
+
+class NondeterministicReadingState(_ReadingState):
+    """The state of a nondeterministic stack with a window. States are immutable: `extend` returns a new one.
+
+    It keeps the transitions of the last `window - 1` steps and what all runs up to the last `window` time points have
+    on top; of the vectors of older elements only their sums.
+
+    Examples::
+
+        >>> import torch
+        >>> from stackattn import NondeterministicReadingState
+        >>> state = NondeterministicReadingState.empty(torch.zeros(2, 5), num_states=2, num_symbols=3, window=8)
+        >>> for _ in range(20):
+        ...     log_push, log_replace = torch.randn(2, 2, 1, 2, 3, 2, 3)  # (B, 1, Q, S, Q, S) each
+        ...     log_pop, value = torch.randn(2, 1, 2, 3, 2), torch.randn(2, 1, 5)
+        ...     readings, state = state.extend(log_push, log_replace, log_pop, value)  # (B, 1, Q, S, m)
+        >>> state
+        NondeterministicReadingState(batch_size=2, length=20, window=8, device=cpu)
+    """
+
+    def __init__(
+        self, steps: Tensor, rows: Tensor, band: Tensor | None, length: int, window: int, sizes: tuple, backend: str
+    ):
+        self._steps = steps  # (B, H, Q, S, Q S + Q S + Q): joined transitions of the last H steps, see ops/window.py
+        self._rows = rows  # (B, H + 1, Q S (m + 1) + 1)
+        self._band = band  # what the kernel would otherwise compute again from the steps
+        self._sizes = sizes  # Q, S, m
+        self._backend = backend
+        self.length = length
+        self.window = window
+
+    @classmethod
+    def empty(
+        cls, bottom: Tensor, num_states: int, num_symbols: int, *, window: int, backend: str = "auto"
+    ) -> NondeterministicReadingState:
+        """States of stacks with only the bottom element.
+
+        Args:
+            bottom: (B, m)
+                Its vectors.
+            num_states: number of states Q.
+            num_symbols: number of stack symbols S.
+            window: number of steps after its push in which an element can be popped.
+            backend: `"auto"`, `"torch"` or `"cpp"`.
+        """
+        checks.check_tensor("bottom", bottom)
+        if bottom.dim() != 2 or bottom.shape[1] == 0:
+            raise ValueError(f"bottom: expected shape (B, m), got {tuple(bottom.shape)}")
+        for name, count in (("num_states", num_states), ("num_symbols", num_symbols), ("window", window)):
+            checks.check_count(name, count)
+        Q, S = num_states, num_symbols
+        dtype = vectors.computing_dtype(bottom.dtype)
+        steps = bottom.new_empty(len(bottom), 0, Q, S, Q * S + Q * S + Q, dtype=dtype)
+        sizes, backend = (Q, S, bottom.shape[1]), choose_for_state(backend, bottom.device)
+        return cls(steps, first_row(bottom, Q, S), None, 0, window, sizes, backend)
+
+    @property
+    def _stack(self) -> Tensor:
+        return self._rows
+
+    def __repr__(self) -> str:
+        sizes = f"batch_size={self.batch_size}, length={self.length}, window={self.window}"
+        return f"{type(self).__name__}({sizes}, device={self.device})"
+
+    def extend(
+        self,
+        log_push: Tensor,
+        log_replace: Tensor,
+        log_pop: Tensor,
+        values: Tensor,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, NondeterministicReadingState]:
+        """Extend the stack by c steps.
+
+        Args:
+            log_push: (B, c, Q, S, Q, S)
+            log_replace: (B, c, Q, S, Q, S)
+            log_pop: (B, c, Q, S, Q)
+                Log weights of the transitions, as in `nondeterministic_weights`.
+            values: (B, c, m)
+                The vectors that are pushed.
+            lengths: (B,), optional
+                Number of the c steps that each sequence takes. Later steps are ignored; their readings are zero.
+
+        Returns:
+            Readings (B, c, Q, S, m), and the new state.
+        """
+        checks.check_transitions(log_push, log_replace, log_pop, lengths)
+        return self.extend_joined(join_transitions(log_push, log_replace, log_pop), values, lengths)
+
+    def extend_joined(
+        self, steps: Tensor, values: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, NondeterministicReadingState]:
+        """Like `extend`, from the result of `join_transitions`."""
+        Q, S, m = self._sizes
+        c = steps.shape[1]
+        checks.check_same_batch("log_push", steps, self)
+        if steps.shape[2:4] != (Q, S):
+            got = tuple(steps.shape[2:4])
+            raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
+        checks.check_values(values, steps, c)
+        if values.shape[2] != m:
+            raise ValueError(f"values: expected size {m} like the state, got {values.shape[2]}")
+        checks.check_lengths(lengths, steps)
+        if c == 0:
+            return steps.new_zeros(self.batch_size, 0, Q, S, m), self
+        dtype = vectors.computing_dtype(steps.dtype)
+        all_steps = torch.cat([self._steps.to(dtype), steps.to(dtype)], 1)
+        rows, band = extend_rows(all_steps, values, self._rows, self._band, lengths, self.window, self._backend)
+        kept = min(self._steps.shape[1] + c, self.window - 1)
+        last_steps = _last(all_steps, kept, c, lengths, -torch.inf)
+        last_rows = _last(torch.cat([self._rows, rows], 1), kept + 1, c, lengths, 0.0)
+        state = type(self)(last_steps, last_rows, band, self.length + c, self.window, self._sizes, self._backend)
+        return readings_of(rows, Q, S).to(steps.dtype), state
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> NondeterministicReadingState:
+        """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
+        steps, rows = function(self._steps), function(self._rows)
+        band = None if self._band is None or rows.device != self.device else function(self._band)
+        return type(self)(steps, rows, band, self.length, self.window, self._sizes, self._backend)
+
+
+def _last(x: Tensor, count: int, new: int, lengths: Tensor | None, missing: float) -> Tensor:
+    """The last `count` entries of each sequence in x (B, steps, ...), of whose `new` last ones it has `lengths`."""
+    if lengths is None:
+        return x[:, x.shape[1] - count :]
+    places = (x.shape[1] - new - count + lengths.long())[:, None] + torch.arange(count, device=x.device)  # (B, count)
+    places = places[(...,) + (None,) * (x.dim() - 2)]
+    found = x.gather(1, places.clamp(min=0).expand(*places.shape[:2], *x.shape[2:]))
+    return found.where(places >= 0, missing)

@@ -81,8 +81,11 @@ def nondeterministic_readings(
     return (rows @ values).reshape(B, T, Q, S, values.shape[2])
 
 
-def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
+def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None, window: int | None = None) -> Tensor:
     """`nondeterministic_readings` of transitions in one tensor, (B, T, Q, S, Q S + Q S + Q)."""
+    if window is not None:
+        checks.check_lengths(lengths, transitions)
+        return windowed_readings(transitions, values, lengths, window, choose("auto", transitions.device))
     if choose("auto", transitions.device) == "cpp" and _pays(values):
         checks.check_lengths(lengths, transitions)
         return _readings(transitions, values, lengths)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from . import checks
 from .cpp import native
+from .eager import is_plain
 from .pytorch import window as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
 from .transitions import split_transitions
@@ -68,6 +70,42 @@ def rows_after(
         (B, T, Q S (m + 1) + 1), float64
     """
     return _op(steps, values, history, lengths, window, backend)
+
+
+def extend_rows(
+    steps: Tensor,
+    values: Tensor,
+    history: Tensor,
+    band: Tensor | None,
+    lengths: Tensor | None,
+    window: int,
+    backend: str,
+) -> tuple[Tensor, Tensor | None]:
+    """`rows_after` for states, with the kernel's band of the earlier steps and that of the last ones, if it has any."""
+    B, count, Q, S = steps.shape[:4]
+    if backend != "cpp" or not is_plain(steps, history, dtypes=(torch.float32, torch.float64)):
+        return rows_after(steps, values, history, lengths, window, backend), None
+    lengths = checks.copy_lengths(lengths, values.shape[1])
+    after = native.empty_band(B, Q, S, min(count, window - 1))
+    return _ExtendRows.apply(steps, values, history, band, after, lengths, window), after  # pyright: ignore
+
+
+class _ExtendRows(torch.autograd.Function):
+    """`rows_after` with bands, which are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, steps, values, history, band, band_after, lengths, window):
+        rows = native.windowed(steps, values, history, lengths, window, band, band_after)
+        ctx.lengths, ctx.window = lengths, window
+        ctx.save_for_backward(steps, values, history, rows)
+        return rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        steps, values, history, rows = ctx.saved_tensors
+        grads = native.windowed_backward(grad, steps, values, history, rows, ctx.lengths, ctx.window)
+        return *grads, None, None, None, None
 
 
 def _check_numbers(steps: Tensor, T: int, lengths: Tensor | None) -> None:
