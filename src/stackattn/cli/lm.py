@@ -16,6 +16,7 @@ from .arguments import (
     add_evaluation,
     add_number,
     add_output_file,
+    add_seed,
     add_torch_arguments,
     add_training_arguments,
     read_input,
@@ -61,7 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     score.add_argument("--sentences", action="store_true", help="write one row per sentence instead of one per token")
     add_output_file(score)
-    for command in (generate, score):
+    agreement = commands.add_parser(
+        "agreement",
+        help="test subject-verb agreement",
+        description="Measure how often a model prefers the verb that agrees with its subject, on sentences made from "
+        "templates with up to two nouns between subject and verb.",
+    )
+    add_number(agreement, "--number", "number of sentences for each condition", 200, least=1)
+    add_seed(agreement, "the sentences")
+    for command in (generate, score, agreement):
         command.add_argument(
             "--model", required=True, metavar="FOLDER", help="folder of a run, or of a saved model (required)"
         )
@@ -75,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         "evaluate": _evaluate,
         "generate": _generate,
         "score": _score,
+        "agreement": _agreement,
     }
     return run_action(args, actions)
 
@@ -136,6 +146,22 @@ def _score(args: argparse.Namespace) -> int:
     text = io.StringIO()
     csv.writer(text, "excel-tab", lineterminator="\n").writerows(rows)  # a token may be a quotation mark
     write_output(args.out, text.getvalue())
+    return 0
+
+
+def _agreement(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..training.lm import load_language_model, subject_verb_agreement
+
+    model, vocabulary = load_language_model(args.model, args.device)
+    table = Table("attractors", "their number", "sentences", "accuracy", "margin in nats")
+    for row in subject_verb_agreement(model, vocabulary, args.number, args.seed):
+        kind = "" if not row["attractors"] else "misleading" if row["misleading"] else "like the subject"
+        figures = f"{row['accuracy']:.3f}", f"{row['margin']:.2f}"
+        table.add_row(str(row["attractors"]), kind, str(row["sentences"]), *figures)
+    Console().print(table)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..models import TransformerArchitecture, TransformerLM
 from ..models.saving import load
 from ..text.batching import pad, token_batches
 from ..text.monolingual_corpus import MonolingualCorpus
+from ..text.subject_verb import minimal_pairs
 from ..text.vocabulary import Vocabulary
 from .experiment import config_of, in_section, model_folder, perplexity
 from .processes import find_device
@@ -155,6 +157,46 @@ def score_sentences(
             nats = negative_log_likelihood(model, [sentences[i] for i in batch], vocabulary).double()
         for i, row in zip(batch, (-nats).tolist(), strict=True):
             yield i, row[: lengths[i] + 1]
+
+
+def subject_verb_agreement(
+    model: nn.Module, vocabulary: Vocabulary, number: int = 200, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Return how often the verb in the right number is more probable, by number and kind of attractors.
+
+    Args:
+        model: a language model.
+        vocabulary: its vocabulary; a vocabulary of words restricts the sentences to known words.
+        number: sentences of each condition, see `text.subject_verb.minimal_pairs`.
+        seed: seed for drawing the sentences.
+
+    Returns:
+        One row per condition: `attractors`, `misleading`, `sentences`, `accuracy`, and `margin`, the mean difference of
+        the log-probabilities of the two verbs.
+    """
+    words = vocabulary.pieces_model is None
+    pairs = minimal_pairs(number, seed=seed, known=lambda word: not words or word in vocabulary.types)
+    sentences = [
+        vocabulary.encode(vocabulary.split(f"{pair.beginning} {verb}"))
+        for pair in pairs
+        for verb in (pair.right, pair.wrong)
+    ]
+    totals = [0.0] * len(sentences)
+    for i, row in score_sentences(model, sentences, vocabulary):
+        totals[i] = math.fsum(row[:-1])  # without EOS; the beginnings are equal
+    conditions: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    for pair, right, wrong in zip(pairs, totals[::2], totals[1::2], strict=True):
+        conditions[pair.attractors, pair.misleading].append(right - wrong)
+    return [
+        {
+            "attractors": attractors,
+            "misleading": misleading,
+            "sentences": len(margins),
+            "accuracy": sum(margin > 0 for margin in margins) / len(margins),
+            "margin": math.fsum(margins) / len(margins),
+        }
+        for (attractors, misleading), margins in conditions.items()
+    ]
 
 
 def evaluate_sentences(
