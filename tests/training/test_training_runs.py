@@ -242,6 +242,8 @@ def test_existing_runs_are_not_overwritten(tmp_path):
     for resume in (False, True):
         with pytest.raises(RunError, match="this run is finished"):
             run_experiment(tiny(), tmp_path, resume=resume)
+    with pytest.raises(RunError, match="this run is finished"):
+        run_experiment(tiny(max_epochs=5), tmp_path)
 
 
 def test_a_run_is_locked(tmp_path):

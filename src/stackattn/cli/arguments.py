@@ -111,7 +111,15 @@ def add_training_arguments(commands: Any, example: str) -> None:
     train.set_defaults(to_continue="pass --resume to continue from the last checkpoint")
     train.add_argument("--out", required=True, metavar="FOLDER", help="folder of the run (required)")
     train.add_argument(
-        "--resume", action="store_true", help="continue the run in the folder if there is one, else start it"
+        "--resume",
+        action="store_true",
+        help="continue the run in the folder with its stored configuration if there is one, else start it; --set may "
+        "change the number of epochs, the patience and the evaluation interval",
+    )
+    train.add_argument(
+        "--init-from",
+        metavar="RUN",
+        help="start from the weights of another run's best model, or of a saved model (default: random weights)",
     )
     add_number(
         train, "--minutes", "stop after N minutes; continue later with --resume", "no limit", least=0, kind=float

@@ -40,12 +40,15 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
 
 
 def _read_config(args: argparse.Namespace) -> Any:
+    from ..config import from_values, to_values
     from ..paper.configurations import load_configuration
+    from ..training import TrainingRun
     from ..training.experiment import config_class, config_of
 
-    changed = args.config is not None or args.set or args.preset is not None
-    if getattr(args, "resume", False) and not changed:
-        return config_of(config_class(args.command), args.out)
+    described = args.config is not None or args.preset is not None or (args.set and not TrainingRun(args.out).begun)
+    if getattr(args, "resume", False) and not described:
+        cls = config_class(args.command)
+        return from_values(cls, to_values(config_of(cls, args.out)), args.set, str(Path(args.out) / "config.json"))
     return load_configuration(args.command, args.config, args.set, args.preset)
 
 
@@ -64,6 +67,7 @@ def _train(args: argparse.Namespace) -> int:
             callback=display(Path(args.out).name) if display else None,
             minutes=args.minutes,
             log=args.log,
+            init_from=args.init_from,
             device=args.device,
         )
     if not first:

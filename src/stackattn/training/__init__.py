@@ -7,6 +7,7 @@ sentences    options and tasks that lm and mt share
 translator   a trained translation model with its tokenizer
 options      the `training` section of configurations
 experiment   trains a configuration in a run folder
+origin       starts a run from the weights of another
 loop         the training loop
 schedule     learning-rate schedule and early stopping
 run          the folder of a run

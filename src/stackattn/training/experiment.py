@@ -13,6 +13,7 @@ from torch import nn
 from ..config import ConfigError, from_values
 from .loop import Task, TrainingCallback, train
 from .options import TrainingConfig
+from .origin import find_origin, load_origin
 from .processes import Processes
 from .run import RunError, TrainingRun
 from .run_files import CONFIG, ENVIRONMENT, METRICS
@@ -43,16 +44,20 @@ def run_experiment(
     callback: TrainingCallback | None = None,
     minutes: float | None = None,
     log: Sequence[str] = (),
+    init_from: str | Path | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Train an experiment in a run folder and return the result, see `train`.
 
     Args:
-        resume: continue the run if the folder contains one.
+        resume: continue the run if the folder contains one. The configuration may differ from that of the run in the
+            keys `run.CHANGEABLE`; a finished run can be extended in this way.
         callback: called after each batch and evaluation.
         minutes: stop after this time; the run can be resumed. There is always a best model: if the model has not been
             evaluated by then, it is evaluated first.
         log: loggers that also receive the evaluations: `csv`, `tensorboard`, `wandb`.
+        init_from: start from the weights of another run's best model, or of a saved model, with the same architecture
+            and vocabulary.
         device: a PyTorch device, such as `cpu` or `cuda`.
 
     Under `torchrun`, all processes train one model. They need access to the same folder; only rank 0 writes to it.
@@ -65,12 +70,15 @@ def run_experiment(
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     run, processes = TrainingRun(folder, log), Processes(device)
     run.check(config, resume)  # in every process: otherwise the other ranks would hang waiting for rank 0
+    origin = find_origin(run, None if init_from is None else model_folder(init_from))
     task, model = config.make()
+    if origin is not None and run.state() is None:
+        load_origin(model, task, origin)
     model.to(processes.device)
     try:
         with processes.together():
             # started after building, so that an invalid configuration leaves no folder behind
-            state = processes.from_first(run.start(config, resume) if processes.first else None)
+            state = processes.from_first(run.start(config, resume, origin) if processes.first else None)
             return train(model, task, config.training, run, state, callback, deadline, processes)
     finally:
         run.close()

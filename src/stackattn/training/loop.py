@@ -21,6 +21,7 @@ from .run import RunError, TrainingRun
 from .run_files import STATE
 from .schedule import EarlyStopping, plateau_scheduler
 
+NO_IMPROVEMENT = "no improvement"  # reason of early stopping
 CHECKPOINT_SECONDS = 300.0  # longest time between two checkpoints
 
 
@@ -135,6 +136,8 @@ class _Training:
             self.plateau.best, self.plateau.num_bad_epochs = state["plateau"]["best"], state["plateau"]["bad"]
             self.stopping.best, self.stopping.bad = state["stopping"]["best"], state["stopping"]["bad"]
             self.progress = Progress(**state["progress"])
+            if self.progress.stopped == NO_IMPROVEMENT and not self.stopping.done:  # the patience has been raised
+                self._advance(stopped=None)
             load_checkpoint(self.run.folder, self.model, self.optimizer, state, rank)
             self.rate = state["learning_rate"]
         self.began = time.monotonic() - self.progress.seconds
@@ -259,7 +262,7 @@ class _Training:
         values, old = self._measure(), self.progress
         self.plateau.step(values["score"])
         best = self.stopping.update(values["score"])
-        stopped = "no improvement" if self.stopping.done else None
+        stopped = NO_IMPROVEMENT if self.stopping.done else None
         self._advance(
             since_evaluation=old.since_evaluation % every if every else 0,
             loss_sum=0.0,

@@ -1,6 +1,7 @@
 """Runs: the folder in which one model is trained.
 
     config.json        the configuration, with all defaults
+    origin.json        the saved model from which the run started, if it did not start from random weights
     environment.json   versions, threads, hardware
     metrics.jsonl      one line for each evaluation
     last/              the last checkpoint, from which the run can be resumed
@@ -35,6 +36,7 @@ from .run_files import (
     ENVIRONMENT,
     LOCK,
     METRICS,
+    ORIGIN,
     RESULT,
     STATE,
     TEST,
@@ -44,12 +46,16 @@ from .run_files import (
     damaged,
     read_metrics,
     read_object,
+    read_origin,
     read_result,
     read_state,
     read_test,
 )
 
 __all__ = ["RunBusy", "RunError", "TrainingRun"]
+
+CHANGEABLE = tuple(f"training.{name}" for name in ("max_epochs", "stop_patience", "lr_patience", "evaluate_every"))
+"""Keys of the configuration that may change when a run is resumed."""
 
 
 class TrainingRun:
@@ -74,7 +80,7 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
-        """Whether training has ended; such a run cannot be resumed."""
+        """Whether training has ended; such a run can only be resumed to extend it."""
         return (self.folder / RESULT).exists()
 
     @property
@@ -83,26 +89,36 @@ class TrainingRun:
         return (self.folder / CONFIG).exists()
 
     def check(self, config: Any, resume: bool) -> None:
-        """Raise RunError unless a run with this configuration can be started or resumed in this folder."""
-        if self.finished:
-            raise RunError(f"{self.folder}: this run is finished; choose another folder")
+        """Raise RunError unless a run with this configuration can be started or resumed in this folder.
+
+        When a run is resumed, the configuration may differ from that of the run in the keys `CHANGEABLE`.
+        """
+        changes = self._changes(config) if resume and self.begun else {}
+        if self.finished and not changes:
+            extend = "extend it with --resume --set training.max_epochs=N"
+            raise RunError(f"{self.folder}: this run is finished; choose another folder, or {extend}")
         if not self.begun:
             return
         if not resume:
             raise RunError(
                 f"{self.folder} already contains a run; pass --resume to continue it, or choose another folder"
             )
-        if difference := self.differs(config):
+        if fixed := [text for key, text in changes.items() if key not in CHANGEABLE]:
             raise RunError(
-                f"{self.folder} contains a run with another configuration ({difference}); choose another folder"
+                f"{self.folder} contains a run with another configuration ({fixed[0]}); choose another folder, or "
+                f"change only {', '.join(CHANGEABLE)}"
             )
         # A run that was killed before its first checkpoint has at most one evaluation; it starts again.
-        if self.state() is None and (len(self.metrics()) > 1 or (self.folder / TEST).exists()):
+        trained = self.finished or len(self.metrics()) > 1 or (self.folder / TEST).exists()
+        if self.state() is None and trained:
             reason = "the run has no checkpoint (last/), so it cannot be resumed"
             raise RunError(f"{self.folder}: {reason}; choose another folder to train it again")
 
-    def start(self, config: Any, resume: bool) -> dict[str, Any] | None:
-        """Create the folder if necessary, and lock it; return the state of the last checkpoint, None for a new run."""
+    def start(self, config: Any, resume: bool, origin: dict[str, str] | None = None) -> dict[str, Any] | None:
+        """Create the folder if necessary, and lock it; return the state of the last checkpoint, None for a new run.
+
+        `origin` is the saved model from which a new run starts, see `training.origin`.
+        """
         self.check(config, resume)  # before anything is written
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +129,11 @@ class TrainingRun:
             self._cut_metrics(state["metrics"] if state else 0)
             self._open_loggers(to_values(config))
             write_json(self.folder / ENVIRONMENT, environment())
-            if not self.begun:  # last: if a step above fails, there is no run yet, and the folder can be used again
+            if not self.begun:
+                write_json(self.folder / ORIGIN, origin) if origin else (self.folder / ORIGIN).unlink(missing_ok=True)
+            (self.folder / RESULT).unlink(missing_ok=True)  # before config.json: check allows this only with changes
+            if not self.begun or self.differs(config):
+                # last: if a step above fails, there is no run yet, and the folder can be used again
                 write_json(self.folder / CONFIG, to_values(config))
             self._started = True
         return state
@@ -142,12 +162,20 @@ class TrainingRun:
 
     def differs(self, config: Any) -> str | None:
         """The first key in which a configuration differs from that of the run, with both values; None if they agree."""
+        return next(iter(self._changes(config).values()), None)
+
+    def _changes(self, config: Any) -> dict[str, str]:
+        """The keys in which a configuration differs from that of the run, each with a text that has both values."""
         stored = from_values(type(config), self.config(), source=str(self.folder / CONFIG))  # adds missing keys
-        return _difference(to_values(stored), to_values(config))
+        return dict(_differences(to_values(stored), to_values(config)))
 
     def config(self) -> dict[str, Any]:
         """The configuration as nested dictionaries; old configurations are translated to the current options."""
         return upgrade_run_config(read_object(self.folder / CONFIG))
+
+    def origin(self) -> dict[str, str] | None:
+        """The saved model from which the run started, its `folder` and checksum; None for random weights."""
+        return read_origin(self.folder / ORIGIN)
 
     def result(self) -> dict[str, Any]:
         """The result of training: `stopped` (the reason), `evaluations`, `best` (an evaluation) and `seconds`."""
@@ -251,12 +279,10 @@ class TrainingRun:
             ) from None
 
 
-def _difference(stored: Any, given: Any, prefix: str = "") -> str | None:
-    """The first key in which two configurations differ, with both values."""
-    if not (isinstance(stored, dict) and isinstance(given, dict)):
-        return None if stored == given else f"{prefix}: {stored!r} in the run, {given!r} requested"
-    for key in [*stored, *(key for key in given if key not in stored)]:
-        name = f"{prefix}.{key}" if prefix else key
-        if (found := _difference(stored.get(key), given.get(key), name)) is not None:
-            return found
-    return None
+def _differences(stored: Any, given: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The keys in which two configurations differ, each with a text that has both values."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        for key in [*stored, *(key for key in given if key not in stored)]:
+            yield from _differences(stored.get(key), given.get(key), f"{prefix}.{key}" if prefix else key)
+    elif stored != given:
+        yield prefix, f"{prefix}: {stored!r} in the run, {given!r} requested"

@@ -12,7 +12,7 @@ from ..files import check_crc
 from ..lines import decode_text, read_json_object
 
 # Names in the folder of a run; the docstring of run.py says what they contain.
-CONFIG, ENVIRONMENT, METRICS = "config.json", "environment.json", "metrics.jsonl"
+CONFIG, ORIGIN, ENVIRONMENT, METRICS = "config.json", "origin.json", "environment.json", "metrics.jsonl"
 RESULT, TEST = "result.json", "test.json"
 LAST, BEST, LOCK = "last", "best", "lock"
 STATE = f"{LAST}/state.json"
@@ -150,6 +150,11 @@ def read_result(path: Path) -> dict[str, Any]:
     if result["best"] is not None:
         _check_evaluation(result["best"], str(path), "best.")
     return result
+
+
+def read_origin(path: Path) -> dict[str, str] | None:
+    """Return the content of origin.json, or None if there is no such file."""
+    return _check(read_object(path), {"folder": TEXT, "model": TEXT}, str(path)) if path.exists() else None
 
 
 def read_test(path: Path, language: bool) -> dict[str, Any]:

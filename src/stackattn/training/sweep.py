@@ -62,20 +62,20 @@ class Report(Protocol):
 
 
 def unfinished(jobs: Sequence[Job], report: Report) -> tuple[list[Job], list[Path]]:
-    """Return the unfinished jobs, and the folders with a finished run that is invalid or has another configuration."""
+    """Return the unfinished jobs, and the folders with a run that is invalid or has another configuration."""
     waiting, failed = [], []
     for folder, config in jobs:
-        if not TrainingRun(folder).finished:
-            waiting.append((folder, config))
-            continue
+        run = TrainingRun(folder)
         try:
-            difference = TrainingRun(folder).differs(config)
+            difference = run.differs(config) if run.begun or run.finished else None
             reason = f"the folder contains a run with another configuration ({difference})" if difference else None
         except (RunError, ValueError, OSError) as error:
             reason = str(error)
         if reason is not None:
             failed.append(folder)
             report(folder, {"stopped": f"failed: {reason}"})
+        elif not run.finished:
+            waiting.append((folder, config))
     return waiting, failed
 
 
