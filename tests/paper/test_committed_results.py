@@ -12,9 +12,8 @@ from stackattn.training.sweep import restart
 RESULTS = Path(__file__).parents[2] / "experiments/results"
 RUNS = sorted(
     path.parent
-    for target in TARGETS.values()
-    if target.trains
-    for path in (RESULTS / target.configs).rglob("metrics.jsonl")
+    for configs in {target.configs for target in TARGETS.values()}
+    for path in (RESULTS / configs).rglob("metrics.jsonl")
 )
 
 

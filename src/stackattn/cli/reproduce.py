@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..paper.experiments import TARGETS, Target
+from ..paper.experiments import MEASUREMENTS, TARGETS, Target
 from .arguments import TO_CONTINUE, add_actions, add_config_arguments, add_number, add_sweep_arguments, at_least
 from .training import print_unfinished, run_jobs
 
@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         if target.trains:
             _add_training_arguments(command, target)
+    for name, measurement in MEASUREMENTS.items():
+        description = f"{measurement.summary}. Nothing is trained."
+        command = targets.add_parser(name, help=measurement.summary, description=description)
+        command.add_argument(
+            "--out", default=measurement.out, metavar="FOLDER", help="folder for the table (default: %(default)s)"
+        )
 
 
 def _add_training_arguments(command: argparse.ArgumentParser, target: Target) -> None:
@@ -71,6 +77,8 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action in MEASUREMENTS:
+        return MEASUREMENTS[args.action].show(Path(args.out))
     target, out = TARGETS[args.action], Path(args.out)
     failed = []
     if target.draws and (not target.trains or args.job is None):

@@ -8,8 +8,9 @@ Modules:
 - `presets`: the options in which the published code differs from the paper
 - `experiments`: which runs make up each figure and table, and how they are shown
 - `cells`: the runs of one model on one task
-- `figure_2`, `table_2`, `table_3`: one figure or table each, from the runs that exist
+- `figure_2`, `figure_3`, `table_2`, `table_3`: figures and tables from the runs that exist
+- `table_1`, `table_4`, `table_5`: tables that are counted or measured without runs
 - `validity`: length generalisation, from the runs that exist
 - `claims`: the claims of Section 6 and the rule that decides them
-- `tables`: printing a table of results and writing it as Markdown
+- `tables`: printing a table of results and writing it as Markdown, CSV and LaTeX
 """

@@ -97,13 +97,19 @@ class Target:
         ]
 
 
-def _shown_by(module: str, function: str = "show") -> Callable[[Sequence[Cell], Path], int]:
+def _shown_by(module: str, function: str = "show") -> Callable[..., int]:
     """A function of a module of this package, imported when it is called."""
 
-    def show(cells: Sequence[Cell], out: Path) -> int:
-        return getattr(import_module(f".{module}", __package__), function)(cells, out)
+    def show(*arguments: Any) -> int:
+        return getattr(import_module(f".{module}", __package__), function)(*arguments)
 
     return show
+
+
+def _actions(summary: str, task: str, number: int) -> Target:
+    """A figure of the actions of Tf+Sup, from runs of Figure 2."""
+    show = _shown_by("figure_3", f"show_figure_{number}")
+    return Target(summary, "cfl", (task,), ("tf-sup",), 10, show, "figure-2", draws=True)
 
 
 _PENN_TREEBANK: Mapping[str, Any] = {
@@ -131,6 +137,8 @@ TARGETS = {
         draws=True,
         **_FIGURE_2,
     ),
+    "figure-3": _actions("Figure 3: actions of Tf+Sup on a string of marked reversal", "marked-reversal", 3),
+    "figure-4": _actions("Figure 4: actions of Tf+Sup on a string of the Dyck language", "dyck", 4),
     "claims": Target(
         summary="The claims of Section 6, decided from the runs of Figure 2",
         show=_shown_by("claims"),
@@ -169,3 +177,24 @@ TARGETS = {
     ),
 }
 """Everything that `stackattn reproduce` can make, by name."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A table that is measured or counted, without training runs."""
+
+    summary: str
+    show: Callable[[Path], int]
+    """Prints the table and writes it to a folder; returns an exit code."""
+    out: str = "out/tables"
+    """Default folder."""
+
+
+MEASUREMENTS = {
+    "table-1": Measurement("Table 1: parallel time of attention, by counting dependent steps", _shown_by("table_1")),
+    "table-4": Measurement(
+        "Table 4: time and memory of attention by length, measured on this machine", _shown_by("table_4")
+    ),
+    "table-5": Measurement("Table 5: parameter counts on context-free languages", _shown_by("table_5")),
+}
+"""Everything that `stackattn reproduce` can make without training, by name."""

@@ -35,8 +35,8 @@ PAPER = {
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print Table 2 and write it to `out` as `table-2.md`; returns an exit code, 1 if no run has been evaluated."""
-    header = ["task", "model", "", "params", "val.", "test", "runs", "rate", "batch"]
+    """Print Table 2 and write it to `out` as `table-2`; returns an exit code, 1 if no run has been evaluated."""
+    header = ["task", "model", "source", "params", "val.", "test", "runs", "rate", "batch"]
     rows = []
     for cell in cells:
         if (found := best_of(cell.folders)) is None:
@@ -58,11 +58,11 @@ def _perplexities(parameters: int | None, validation: float | None, test: float 
 
 
 def show_cost(cells: Sequence[Cell], out: Path) -> int:
-    """Print Table 6 and write it to `out` as `table-ptb-cost.md`; returns an exit code, 1 if no run has been evaluated.
+    """Print Table 6 and write it to `out` as `table-ptb-cost`; returns an exit code, 1 if no run has been evaluated.
 
     Like the paper, it shows the fastest run of each model. Evaluations and checkpoints are not timed.
     """
-    header = ["task", "model", "", "examples/s", "min./epoch", "memory, MB", "threads", "batch"]
+    header = ["task", "model", "source", "examples/s", "min./epoch", "memory, MB", "threads", "batch"]
     rows, machines = [], set()
     for cell in cells:
         ends = [(folder, metrics[-1]) for folder in cell.folders if (metrics := TrainingRun(folder).metrics())]

@@ -38,8 +38,9 @@ PAPER = {
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print the table and write it to `out` as `table-3.md`; returns an exit code, 1 if no run has been evaluated."""
-    header = ["tier", "model", "runs", "parameters", "paper", "perplexity", "paper", "BLEU", "paper"]
+    """Print the table and write it to `out` as `table-3`; returns an exit code, 1 if no run has been evaluated."""
+    columns = [column for name in ("parameters", "perplexity", "BLEU") for column in (name, f"{name}, paper")]
+    header = ["tier", "model", "runs", *columns]
     rows, signatures = [], set()
     for cell in cells:
         if (found := best_of(cell.folders)) is None:

@@ -1,14 +1,28 @@
-"""Tables of results: printed, and written as Markdown to the folder of the runs."""
+"""Tables of results: printed, and written as Markdown, CSV and LaTeX to the folder of the runs."""
 
 from __future__ import annotations
 
+import csv
+import io
+import math
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import write_text
 from ..training import RunError, TrainingRun
+
+GROUPED_NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+LATEX = {
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+"""How to write special characters in LaTeX."""
 
 
 def number(value: float | None, form: str) -> str:
@@ -42,11 +56,11 @@ def measured(
 
 
 def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: str, out: Path) -> int:
-    """Print a table and write it to `out` as NAME.md.
+    """Print a table and write it to `out` as NAME.md, NAME.csv and NAME.tex.
 
     Args:
-        name: name of the file.
-        header: column titles.
+        name: name of the files, without suffix.
+        header: column titles, all different.
         rows: cells as text; the first two are the task and the model. Each task is printed as a table of its own.
         notes: text below the table.
         out: folder to write to.
@@ -70,8 +84,60 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
                 table.add_row(*row[1:])
         Console().print(table)
     print(notes)
-    lines = [header, ["---", "---", *["---:"] * (len(header) - 2)], *rows]
-    path = out / f"{name}.md"
-    write_text(path, "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{notes}\n")
-    print(f"written to {path}")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / name
+    for suffix, text in (
+        (".md", _markdown(header, rows, notes)),
+        (".csv", _csv(header, rows)),
+        (".tex", _latex(header, rows, notes)),
+    ):
+        write_text(path.with_suffix(suffix), text)
+    print(f"written to {path}.md, .csv and .tex")
     return 0
+
+
+def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent p of a power law `value = c * size ** p` through the last two points; nan if a value is 0 or nan.
+
+    Example:
+        >>> fitted_exponent([10, 20, 40], [7, 10, 40])
+        2.0
+    """
+    (a, b), (x, y) = sizes[-2:], values[-2:]
+    return math.log(y / x) / math.log(b / a) if x > 0 and y > 0 else math.nan
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> str:
+    lines = [header, ["---", "---", *["---:"] * (len(header) - 2)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{notes}\n"
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table as CSV, with numbers that programs can read: without thousands separators."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([x.replace(",", "") if GROUPED_NUMBER.fullmatch(x) else x for x in row] for row in rows)
+    return text.getvalue()
+
+
+def _latex(header: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> str:
+    """The table as a LaTeX tabular, which needs the package booktabs."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"    {' & '.join(map(_escape, cells))} \\\\\n"
+
+    body, last = "", rows[0][0]
+    for row in rows:
+        body += ("" if row[0] == last else "    \\midrule\n") + line(row)
+        last = row[0]
+    comment = "".join(f"% {part}\n" for part in textwrap.wrap(notes, 100))
+    columns = "ll" + "r" * (len(header) - 2)
+    return (
+        f"{comment}\\begin{{tabular}}{{{columns}}}\n    \\toprule\n{line(header)}    \\midrule\n{body}"
+        "    \\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def _escape(text: str) -> str:
+    return "".join(LATEX.get(letter, letter) for letter in text)
