@@ -109,8 +109,7 @@ class TrainingRun:
                 f"change only {', '.join(CHANGEABLE)}"
             )
         # A run that was killed before its first checkpoint has at most one evaluation; it starts again.
-        trained = self.finished or len(self.metrics()) > 1 or (self.folder / TEST).exists()
-        if self.state() is None and trained:
+        if self.state() is None and (self.finished or len(self.metrics()) > 1 or (self.folder / TEST).exists()):
             reason = "the run has no checkpoint (last/), so it cannot be resumed"
             raise RunError(f"{self.folder}: {reason}; choose another folder to train it again")
 
