@@ -1,4 +1,4 @@
-"""The LSTM with a superposition stack in one call: the kernel against a loop of PyTorch's operations."""
+"""LSTMs with a stack in one call: the kernel against a loop of PyTorch's operations."""
 
 import pytest
 import torch
@@ -7,13 +7,39 @@ from torch.utils.checkpoint import checkpoint
 from stackattn.models import LSTMLM, LSTMConfig
 from stackattn.ops import lstm
 
-SIZES = [(1, 1, 8, 8), (2, 2, 5, 3), (3, 9, 10, 4), (5, 20, 17, 1), (4, 13, 33, 16), (0, 5, 8, 3)]
+SUPERPOSITION = [(1, 1, 8, 8), (2, 2, 5, 3), (3, 9, 10, 4), (5, 20, 17, 1), (4, 13, 33, 16), (0, 5, 8, 3)]
+# B, T, h, m, Q, S
+NONDETERMINISTIC = [
+    (1, 1, 8, 3, 2, 2),
+    (2, 2, 5, 3, 1, 1),
+    (0, 4, 8, 3, 2, 2),
+    (3, 9, 10, 4, 3, 3),
+    (2, 12, 9, 50, 1, 2),
+    (2, 8, 5, 2, 4, 2),
+    (1, 7, 5, 1, 5, 2),
+]
+SMALL = (3, 6, 7, 3), (2, 6, 7, 3, 2, 2)
+both_stacks = pytest.mark.parametrize("sizes", SMALL, ids=("superposition", "nondeterministic"))
 
 
-def arguments(B, T, h, m, scale=0.5):
+def arguments(B, T, h, m, Q=0, S=0, scale=0.5):
+    """Of the superposition stack, or of the nondeterministic stack if Q and S are given."""
     generator = torch.Generator().manual_seed(0)
-    shapes = (B, T, 4 * h), (4 * h, m), (4 * h, h), (3 + m, h), (3 + m,)
+    actions, readings = (Q * S * (2 * Q * S + Q), Q * S * m) if Q else (3, m)
+    shapes = [(B, T, 4 * h), (4 * h, readings), (4 * h, h), (actions + m, h), (actions + m,), *([(m,)] if Q else [])]
     return [scale * torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def kernel(sizes):
+    if len(sizes) == 4:
+        return lstm.superposition_lstm
+    return lambda *inputs: lstm.nondeterministic_lstm(*inputs, sizes[4])
+
+
+def reference(sizes):
+    if len(sizes) == 4:
+        return lstm.superposition_reference
+    return lambda *inputs: lstm.nondeterministic_reference(*inputs, sizes[4])
 
 
 def with_gradients(function, inputs):
@@ -24,13 +50,19 @@ def with_gradients(function, inputs):
     return [y.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True))]
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+def same_bits(*results):
+    return all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("sizes", SUPERPOSITION + NONDETERMINISTIC)
 def test_kernel_is_the_reference(sizes):
     inputs = arguments(*sizes)
-    found = with_gradients(lstm.superposition_lstm, inputs)
-    expected = with_gradients(lstm.reference, [x.double() for x in inputs])
+    found = with_gradients(kernel(sizes), inputs)
+    expected = with_gradients(reference(sizes), [x.double() for x in inputs])
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.double(), b, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():  # without charts for a backward pass
+        assert torch.equal(kernel(sizes)(*inputs), found[0])
 
 
 def test_kernel_at_large_numbers():
@@ -38,7 +70,18 @@ def test_kernel_at_large_numbers():
     inputs = arguments(3, 12, 9, 4, scale=100.0)
     found = with_gradients(lstm.superposition_lstm, inputs)
     assert all(x.isfinite().all() for x in found)
-    torch.testing.assert_close(found[0], lstm.reference(*inputs), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(found[0], lstm.superposition_reference(*inputs), atol=1e-3, rtol=1e-3)
+
+
+def test_wide_log_weights():
+    """Log weights from -100 to 100 are in range; the gradients then have a wide range, too."""
+    sizes = (2, 8, 6, 3, 2, 2)
+    inputs = arguments(*sizes)
+    inputs[3] *= 100
+    found = with_gradients(kernel(sizes), inputs)
+    expected = with_gradients(reference(sizes), [x.double() for x in inputs])
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=1e-3, rtol=1e-3)
 
 
 def test_bad_numbers_are_not_hidden():
@@ -48,43 +91,85 @@ def test_bad_numbers_are_not_hidden():
     assert y[0].isfinite().all()
     assert y[1, :2].isfinite().all()
     assert y[1, 3].isnan().any()
+    inputs = arguments(2, 5, 8, 3, 2, 2)
+    inputs[0][1, 2, 0] = torch.nan
+    assert lstm.nondeterministic_lstm(*inputs, 2) is None
 
 
-def test_any_number_of_threads(threads):
-    inputs, results = arguments(7, 15, 20, 6), []
+@pytest.mark.parametrize("sizes", [(19, 15, 20, 6), (19, 15, 20, 6, 3, 2)], ids=("superposition", "nondeterministic"))
+def test_any_number_of_threads(sizes, threads):
+    """Hidden states and all gradients, those of the weights included, have the same bits."""
+    inputs, results = arguments(*sizes), []
     for count in (1, 2, 3, 16):
         threads(count)
-        results.append(lstm.superposition_lstm(*inputs))
-    assert all(torch.equal(results[0], other) for other in results[1:])
+        results.append(with_gradients(kernel(sizes), inputs))
+    assert same_bits(*results)
 
 
-def test_backward_twice_checkpointing_and_second_derivatives():
-    inputs = [x.requires_grad_() for x in arguments(2, 6, 7, 3)]
-    y = lstm.superposition_lstm(*inputs)
+@both_stacks
+def test_any_batch(sizes):
+    """A sequence has the same hidden states alone and in a batch that several parts share."""
+    inputs = arguments(21, *sizes[1:])
+    together = kernel(sizes)(*inputs)
+    alone = [kernel(sizes)(inputs[0][i : i + 1], *inputs[1:]) for i in (0, 7, 20)]
+    assert all(torch.equal(together[i], y[0]) for i, y in zip((0, 7, 20), alone, strict=True))
+
+
+@both_stacks
+def test_backward_twice_and_checkpointing(sizes):
+    inputs = [x.requires_grad_() for x in arguments(*sizes)]
+    y = kernel(sizes)(*inputs)
     first, again = (torch.autograd.grad(y.square().sum(), inputs, retain_graph=True) for _ in range(2))
-    saved = checkpoint(lstm.superposition_lstm, *inputs, use_reentrant=False)
-    for other in (again, torch.autograd.grad(saved.square().sum(), inputs)):
-        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    saved = checkpoint(kernel(sizes), *inputs, use_reentrant=False)
+    assert same_bits(first, again, torch.autograd.grad(saved.square().sum(), inputs))
+
+
+@both_stacks
+def test_second_derivatives(sizes):
+    inputs = [x.requires_grad_() for x in arguments(*sizes)]
 
     def penalty(function):
         grads = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
         return torch.autograd.grad(sum(x.square().sum() for x in grads), inputs)
 
-    for a, b in zip(penalty(lstm.superposition_lstm), penalty(lstm.reference), strict=True):
+    for a, b in zip(penalty(kernel(sizes)), penalty(reference(sizes)), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
-def model():
+@both_stacks
+def test_saved_tensor_hooks(sizes):
+    """Hooks may return tensors of another layout."""
+    inputs = [x.requires_grad_() for x in arguments(*sizes)]
+
+    def spread(x):
+        wide = x.new_empty(*x.shape[:-1], 2 * x.shape[-1] + 1)[..., 1::2] if x.dim() else x.clone()
+        return wide.copy_(x)
+
+    expected = torch.autograd.grad(kernel(sizes)(*inputs).square().sum(), inputs)
+    with torch.autograd.graph.saved_tensors_hooks(spread, lambda x: x):
+        y = kernel(sizes)(*inputs)
+    assert same_bits(expected, torch.autograd.grad(y.square().sum(), inputs))
+
+
+def model(stack, init_range=0.5):
     torch.manual_seed(0)
-    return LSTMLM(LSTMConfig(input_size=5, output_size=4, hidden_size=20, stack="superposition-6", init_range=0.5))
+    return LSTMLM(LSTMConfig(input_size=5, output_size=4, hidden_size=20, stack=stack, init_range=init_range))
 
 
-@pytest.mark.parametrize("T", [1, 2, 3, 12])
-def test_model_is_its_loop(T, monkeypatch):
-    """With lengths too; and parameters that the loop does not use get no gradient."""
-    ours = model()
-    tokens = torch.randint(4, (3, T))
+stacks = pytest.mark.parametrize("stack", ["superposition-6", "nondeterministic-2-3-5"])
+
+
+def tokens_of(B, T):
+    tokens = torch.randint(4, (B, T), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = 4
+    return tokens
+
+
+@stacks
+@pytest.mark.parametrize("T", [1, 2, 3, 12])
+def test_model_is_its_loop(stack, T, monkeypatch):
+    """With lengths too; and parameters that the loop does not use get no gradient."""
+    ours, tokens = model(stack), tokens_of(3, T)
     lengths = torch.tensor([T, 1, max(T - 1, 1)])
     real = torch.arange(T) < lengths[:, None]
     results = []
@@ -99,20 +184,41 @@ def test_model_is_its_loop(T, monkeypatch):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-def test_model_falls_back_to_the_loop(monkeypatch):
-    calls = []
-    kernel = lstm.network.lstm
-    monkeypatch.setattr(lstm.network, "lstm", lambda *args: calls.append(args) or kernel(*args))
-    ours = model()
-    tokens = torch.tensor([[4, 1, 2, 3]])
+def count_calls(monkeypatch, stack):
+    """A list that grows by one with each call of the kernel's loop over time."""
+    name, calls = stack.split("-")[0] + "_lstm", []
+    call = getattr(lstm.network, name)
+    monkeypatch.setattr(lstm.network, name, lambda *args: calls.append(call(*args)) or calls[-1])
+    return calls
+
+
+@stacks
+def test_model_falls_back_to_the_loop(stack, monkeypatch):
+    calls, ours, tokens = count_calls(monkeypatch, stack), model(stack), tokens_of(1, 4)
     expected = ours(tokens)
     assert len(calls) == 1
     parameters = dict(ours.named_parameters())
-    loss = torch.func.grad(lambda p: torch.func.functional_call(ours, p, (tokens,)).square().sum())
     gradients = torch.autograd.grad(expected.square().sum(), list(parameters.values()))
-    for a, b in zip(loss(parameters).values(), gradients, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    if stack.startswith("superposition"):  # the states of the other stack do not support torch.func
+        loss = torch.func.grad(lambda p: torch.func.functional_call(ours, p, (tokens,)).square().sum())
+        for a, b in zip(loss(parameters).values(), gradients, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours(tokens)
     assert torch.allclose(ours.double()(tokens).float(), expected, atol=1e-5)
     assert len(calls) == 1
+
+
+def test_range_of_float64(monkeypatch):
+    """If the range does not suffice, the loop in Python computes the logits exactly."""
+    calls, ours, tokens = count_calls(monkeypatch, "nondeterministic"), model("nondeterministic-2-3-5"), tokens_of(2, 9)
+    transitions = ours.stack.to_actions.bias.unflatten(0, (2, 3, 14))  # from state and symbol; push, replace, pop
+    with torch.no_grad():
+        # The run with all weight pops the bottom at once; the others have weight e^-200 at each step.
+        transitions[:] = -200
+        transitions[0, 0, -2:] = 0
+    logits = ours(tokens)
+    assert calls == [None]
+    assert logits.isfinite().all()
+    exact = ours.double()(tokens)
+    torch.testing.assert_close(logits.double(), exact, atol=1e-5, rtol=1e-4)

@@ -14,9 +14,8 @@ from ..nn.checks import check_tokens, unknown_token
 from ..nn.state import without_padding
 from ..ops.eager import is_plain
 from ..ops.lengths import length_mask
-from ..ops.lstm import superposition_lstm
 from .configs import LSTMConfig
-from .lstm_stacks import SuperpositionLSTMStack, build_lstm_stack
+from .lstm_stacks import build_lstm_stack
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,17 +123,15 @@ class LSTMLM(nn.Module):
 
         Sequences of bos and one token do not use the stack, and its parameters must get no gradients instead of zeros.
         """
-        if not isinstance(self.stack, SuperpositionLSTMStack) or tokens.shape[1] < 3 or not is_plain(self.bias):
-            return None
-        if self.stack.depth is not None and self.stack.depth < tokens.shape[1]:
+        if self.stack is None or tokens.shape[1] < 3 or not is_plain(self.bias):
             return None
         size = self.config.input_size - 1
         inputs = linear(self._one_hot(tokens[:, 1:]), self.weight_input[:, :size], self.bias)  # (B, T - 1, 4 h)
         maps = self.stack.maps()
         if not is_plain(inputs, self.weight_input, self.weight_hidden, *maps):
             return None
-        hidden = superposition_lstm(inputs, self.weight_input[:, size:], self.weight_hidden, *maps)
-        return pad(hidden, (0, 0, 1, 0))  # zeros predict the first token
+        hidden = self.stack.unroll_lstm(inputs, self.weight_input[:, size:], self.weight_hidden, maps)
+        return None if hidden is None else pad(hidden, (0, 0, 1, 0))  # zeros predict the first token
 
     def _unroll(self, x: Tensor, state: LSTMState, taken: Tensor | None) -> tuple[Tensor, LSTMState]:
         weights = [self.weight_input, self.weight_hidden, self.bias, self.no_bias]

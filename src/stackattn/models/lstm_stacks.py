@@ -12,6 +12,7 @@ from torch.nn.functional import linear, pad
 
 from ..nn import NondeterministicStackAttention, StackSpec, State, SuperpositionStackAttention
 from ..ops import NondeterministicReadingState, NondeterministicState
+from ..ops.lstm import nondeterministic_lstm, superposition_lstm
 from ..ops.transitions import split_transitions
 
 Maps = tuple[Tensor, Tensor]  # weight (num_actions + m, hidden_size) and bias (num_actions + m,) of both maps
@@ -58,6 +59,21 @@ class LSTMStack(nn.Module, ABC):
             active: (B,), optional
                 Which sequences take the action; all by default. The others keep their stacks.
             maps: the result of `maps()`.
+        """
+
+    @abstractmethod
+    def unroll_lstm(self, inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, maps: Maps) -> Tensor | None:
+        """Run an LSTM and the stack over whole sequences in one call of the kernel.
+
+        Args:
+            inputs: (B, T, 4 hidden_size)
+                What the LSTM's gates get from the input and the bias.
+            weight_reading: (4 hidden_size, reading_size)
+            weight_hidden: (4 hidden_size, hidden_size)
+            maps: the result of `maps()`.
+
+        Returns:
+            Hidden states (B, T, hidden_size); None if the kernel cannot compute them.
         """
 
     def maps(self) -> Maps:
@@ -107,6 +123,11 @@ class SuperpositionLSTMStack(LSTMStack):
             elements = elements.where(active[:, None, None], same)
         elements = elements[:, : self.depth]
         return VectorStack(elements, elements[:, 0])
+
+    def unroll_lstm(self, inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, maps: Maps) -> Tensor | None:
+        if self.depth is not None and self.depth < inputs.shape[1]:
+            return None
+        return superposition_lstm(inputs, weight_reading, weight_hidden, *maps)
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,6 +185,12 @@ class NondeterministicLSTMStack(LSTMStack):
         if active is not None:
             reading = reading.where(active[:, None], state.reading)
         return WeightedStack(stack, values, reading)
+
+    def unroll_lstm(self, inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, maps: Maps) -> Tensor | None:
+        if self.window is not None and self.window < inputs.shape[1]:
+            return None
+        bottom = self.bottom.sigmoid()
+        return nondeterministic_lstm(inputs, weight_reading, weight_hidden, *maps, bottom, self.num_states)
 
     def _joined(self, logits: Tensor) -> Tensor:
         """Log weights of push, replace and pop in one tensor, (B, T, Q, S, Q S + Q S + Q)."""

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-INTERFACE = 3
+INTERFACE = 4
 """Version of the kernel's functions that this package calls, as in cpp/kernel/module.cpp."""
 
 

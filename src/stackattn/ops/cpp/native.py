@@ -115,14 +115,14 @@ def retract(
     if grad_weights is not None:
         grad_weights = _readable(grad_weights.to(wide.dtype))
     if grad_state is not None and not in_place:
-        grad_state = _aligned(grad_state)
+        grad_state = aligned(grad_state)
     size = extension.layout.size(extension.before)
     grad_before = grad_state[:, :size] if in_place and grad_state is not None else state.new_empty(len(state), size)
-    _state_call("retract", extension, _aligned(state), wide, grad_weights, grad_state, grad_before, grad_steps)
+    _state_call("retract", extension, aligned(state), wide, grad_weights, grad_state, grad_before, grad_steps)
     return grad_before, grad_steps.to(steps.dtype)
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """`x` in contiguous rows that begin on 64-byte boundaries: PyTorch allocates so, saved-tensor hooks may not."""
     x = x.resolve_neg()
     if x.stride(1) == 1 and x.data_ptr() % 64 == 0 and x.stride(0) % 8 == 0:
@@ -169,7 +169,7 @@ def readings_backward(
     """Gradients of steps and values; without `kept`, the charts are computed again."""
     wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
     grad_steps, grad_values = torch.empty_like(wide), torch.empty_like(vectors)
-    kept = None if kept is None else _aligned(kept)
+    kept = None if kept is None else aligned(kept)
     grads = _readable(grad.to(steps.dtype)), grad_steps, grad_values
     _readings_call("readings_backward", lengths, wide, vectors, kept, *grads)
     return grad_steps.to(steps.dtype), grad_values.to(values.dtype)

@@ -1,22 +1,24 @@
-"""Softmax attention, dropout and LSTM of the C++ kernel, for float32 tensors on the CPU."""
+"""Softmax attention, dropout and LSTMs of the C++ kernel, for float32 tensors on the CPU."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
 from ..dispatch import kernel
+from .native import aligned, empty_states
 
 _UINT64 = (1 << 64) - 1
 
 
-def _call(name: str, *values: Any) -> None:
+def _call(name: str, *values: Any) -> Any:
     """Call a function of the kernel, which checks dtype, shape and layout of all arrays."""
     capsules = [to_dlpack(x) if isinstance(x, Tensor) else x for x in values]
-    getattr(kernel, name)(*capsules, torch.get_num_threads())
+    return getattr(kernel, name)(*capsules, torch.get_num_threads())
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -64,26 +66,84 @@ def dropout_backward(grad: Tensor, y: Tensor | None, p: float, seed: int) -> Ten
     return result
 
 
-def lstm(inputs: Tensor, weight: Tensor, map: Tensor, bias: Tensor, value_size: int, value: int) -> tuple[Tensor, ...]:
-    """An LSTM with a superposition stack: its arrays x, gates, cells, actions and stacks (kernel/network.h)."""
+def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """a.T @ b for (R, M) and (R, N), with the same bits for any number of threads; N is a multiple of 8."""
+    result = a.new_empty(a.shape[1], b.shape[1])
+    _call("sum_of_products", _readable(a), _readable(b), result)
+    return result
+
+
+class LSTMSizes(NamedTuple):
+    """Sizes of an LSTM with a stack, padded to multiples of 8 except `value_size`."""
+
+    hidden: int
+    reading: int
+    actions: int
+    value: int
+    value_size: int
+
+    def arrays(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the forward pass writes (kernel/network.h): x, gates, cells, actions; inputs: (T, B, 4 hidden)."""
+        T, B = inputs.shape[:2]
+        return (
+            inputs.new_zeros(T + 1, B, self.reading + self.hidden),
+            inputs.new_empty(T, B, 4 * self.hidden),
+            inputs.new_zeros(T + 1, B, self.hidden),
+            inputs.new_zeros(T, B, self.actions + self.value),
+        )
+
+
+def superposition_lstm(sizes: LSTMSizes, inputs: Tensor, weight: Tensor, map: Tensor, bias: Tensor) -> list[Tensor]:
+    """An LSTM with a superposition stack: its arrays and its stacks."""
     assert kernel is not None
-    T, B = inputs.shape[:2]
-    h = inputs.shape[2] // 4
-    arrays = (
-        inputs.new_zeros(T + 1, B, value + h),
-        inputs.new_empty(T, B, 4 * h),
-        inputs.new_zeros(T + 1, B, h),
-        inputs.new_zeros(T, B, 8 + value),
-        inputs.new_empty(B, kernel.lstm_stack_size(T, value)),
-    )
-    _call("lstm", *arrays, value_size, inputs, weight, map, bias)
-    return arrays
+    arrays = sizes.arrays(inputs)
+    stacks = inputs.new_empty(inputs.shape[1], kernel.lstm_stack_size(inputs.shape[0], sizes.value))
+    _call("superposition_lstm", *arrays, *sizes[3:], stacks, inputs, weight, map, bias)
+    return [*arrays, stacks]
 
 
-def lstm_backward(
-    arrays: tuple[Tensor, ...], value_size: int, weight: Tensor, map: Tensor, grad: Tensor
+def superposition_lstm_backward(
+    sizes: LSTMSizes, made: Sequence[Tensor], weight: Tensor, map: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of gates (T, B, 4 h) and actions (T, B, 8 + m) before their activation functions."""
+    """The gradients of gates and actions before their activation functions; weight and map are transposed."""
+    *arrays, stacks = (_readable(x) for x in made)
     gates, actions = torch.empty_like(arrays[1]), torch.zeros_like(arrays[3])
-    _call("lstm_backward", *(_readable(x) for x in arrays), value_size, weight, map, grad, gates, actions)
+    _call("superposition_lstm_backward", *arrays, *sizes[3:], stacks, weight, map, grad, gates, actions)
     return gates, actions
+
+
+def nondeterministic_lstm(
+    sizes: LSTMSizes,
+    automaton: tuple[int, int],
+    inputs: Tensor,
+    weight: Tensor,
+    map: Tensor,
+    bias: Tensor,
+    bottom: Tensor,
+    keep: bool,
+) -> list[Tensor] | None:
+    """An LSTM with a nondeterministic stack of (Q, S): its arrays and, if `keep`, its charts.
+
+    None if a log weight is nan or infinite, or if the range of float64 does not suffice.
+    """
+    assert kernel is not None
+    arrays, charts = sizes.arrays(inputs), None
+    if keep:
+        charts = empty_states(inputs.shape[1], kernel.lstm_chart_size(*automaton, inputs.shape[0], sizes.value_size))
+    matrices = inputs, weight, map, bias, bottom
+    complete = _call("nondeterministic_lstm", *arrays, *sizes[3:], charts, *automaton, *matrices)
+    return [*arrays, *([] if charts is None else [charts])] if complete else None
+
+
+def nondeterministic_lstm_backward(
+    sizes: LSTMSizes, automaton: tuple[int, int], made: Sequence[Tensor], weight: Tensor, map: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of gates and actions, as in `superposition_lstm_backward`, and of the bottom vectors (B, m)."""
+    *arrays, charts = made
+    arrays = [_readable(x) for x in arrays]
+    gates, actions = torch.empty_like(arrays[1]), torch.zeros_like(arrays[3])
+    bottom = grad.new_empty(grad.shape[1], sizes.value_size)
+    results = gates, actions, bottom
+    inputs = aligned(charts), *automaton, weight, map, grad
+    _call("nondeterministic_lstm_backward", *arrays, *sizes[3:], *inputs, *results)
+    return results

@@ -8,16 +8,10 @@
 // gradient of a state has the same layout, and autograd passes it from step to step; the values in its padding are
 // ignored.
 #pragma once
-#include <algorithm>
-#include <vector>
-
-#include "arithmetic.h"
-#include "workspace.h"
+#include "column_steps.h"
 
 namespace STACKATTN_KERNEL {
 namespace {
-
-inline long padded(long n) { return (n + 7) / 8 * 8; }
 
 struct Layout {
   int Q, S, QS;
@@ -34,101 +28,6 @@ struct Layout {
   long f(long t, int y, int r) const { return QS * p_row(t) + (y * Q + r) * f_row(t); }
   long push(long t) const { return QS * (p_row(t) + f_row(t)); }
   long repl(long t) const { return push(t) + QS * from; }
-};
-
-// out[r][i] = in[r][i] + sum over p of c[p][r] * x[p][i]. Most of the time is spent here. All lengths are padded.
-template <int R, int P>
-void add_products(double* out, const double* in, long ld, const double* x, long ldx, const double* c, long n) {
-  Vec factor[P][R];  // in registers: the compiler cannot know that `out` does not overlap `c`
-  for (int p = 0; p < P; ++p)
-    for (int r = 0; r < R; ++r) factor[p][r] = splat(c[p * R + r]);
-  for (long i = 0; i < n; i += kLanes) {
-    Vec total[R];
-    for (int r = 0; r < R; ++r) total[r] = *(const Vec*)(in + r * ld + i);
-    for (int p = 0; p < P; ++p) {
-      const Vec row = *(const Vec*)(x + p * ldx + i);
-      for (int r = 0; r < R; ++r) total[r] += factor[p][r] * row;
-    }
-    for (int r = 0; r < R; ++r) *(Vec*)(out + r * ld + i) = total[r];
-  }
-}
-
-void add_products(int Q, double* out, const double* in, long ld, const double* x, long ldx, const double* c, long n) {
-  switch (Q) {
-    case 1: return add_products<1, 1>(out, in, ld, x, ldx, c, n);
-    case 2: return add_products<2, 2>(out, in, ld, x, ldx, c, n);
-    case 3: return add_products<3, 3>(out, in, ld, x, ldx, c, n);
-    case 4: return add_products<4, 4>(out, in, ld, x, ldx, c, n);
-  }
-  for (int r = 0; r < Q; ++r)
-    for (int p = 0; p < Q; ++p)
-      add_products<1, 1>(out + r * ld, (p ? out : in) + r * ld, 0, x + p * ldx, 0, c + p * Q + r, n);
-}
-
-// d[p][r] = sum over i of x[p][i] * y[r][i]
-template <int R, int P>
-void dot_products(double* d, const double* x, long ldx, const double* y, long ldy, long n) {
-  Vec total[P][R] = {};
-  for (long i = 0; i < n; i += kLanes)
-    for (int p = 0; p < P; ++p)
-      for (int r = 0; r < R; ++r) total[p][r] += *(const Vec*)(x + p * ldx + i) * *(const Vec*)(y + r * ldy + i);
-  for (int p = 0; p < P; ++p)
-    for (int r = 0; r < R; ++r) d[p * R + r] = sum(total[p][r]);
-}
-
-void dot_products(int Q, double* d, const double* x, long ldx, const double* y, long ldy, long n) {
-  switch (Q) {
-    case 1: return dot_products<1, 1>(d, x, ldx, y, ldy, n);
-    case 2: return dot_products<2, 2>(d, x, ldx, y, ldy, n);
-    case 3: return dot_products<3, 3>(d, x, ldx, y, ldy, n);
-    case 4: return dot_products<4, 4>(d, x, ldx, y, ldy, n);
-  }
-  for (int p = 0; p < Q; ++p)
-    for (int r = 0; r < Q; ++r) dot_products<1, 1>(d + p * Q + r, x + p * ldx, 0, y + r * ldy, 0, n);
-}
-
-// Products with a step's transition weights M, transposed: M[to][from]. The small matrices are x[to][r] and y[r][from].
-struct Mixer {
-  int Q, QS;
-  long from;
-
-  // y[r][from] = or += sum over `to` of M[to][from] * x[to][r]
-  void pull(const double* M, const double* x, double* y, bool add) const {
-    for (int v = 0; v < from; v += kLanes) {
-      int r = 0;
-      for (; r + 3 <= Q; r += 3) pull_some<3>(M + v, x + r, y + r * from + v, add);
-      for (; r < Q; ++r) pull_some<1>(M + v, x + r, y + r * from + v, add);
-    }
-  }
-  template <int R>
-  void pull_some(const double* M, const double* x, double* y, bool add) const {
-    Vec total[R];
-    for (int r = 0; r < R; ++r) total[r] = add ? *(const Vec*)(y + r * from) : Vec{};
-    for (int c = 0; c < QS; ++c)
-      for (int r = 0; r < R; ++r) total[r] += *(const Vec*)(M + c * from) * splat(x[c * Q + r]);
-    for (int r = 0; r < R; ++r) *(Vec*)(y + r * from) = total[r];
-  }
-  // x[to][r] += sum over `from` of M[to][from] * y[r][from] + N[to][from] * z[r][from]
-  void hand_on(const double* M, const double* y, const double* N, const double* z, double* x) const {
-    for (int c = 0; c < QS; ++c)
-      for (int r = 0; r < Q; ++r) {
-        Vec total = Vec{};
-        for (int v = 0; v < from; v += kLanes) {
-          total += *(const Vec*)(M + c * from + v) * *(const Vec*)(y + r * from + v);
-          total += *(const Vec*)(N + c * from + v) * *(const Vec*)(z + r * from + v);
-        }
-        x[c * Q + r] += sum(total);
-      }
-  }
-  // M[to][from] = in[to][from] + sum over r of x[to][r] * y[r][from]
-  void outer(const double* x, const double* y, const double* in, double* M) const {
-    for (int c = 0; c < QS; ++c)
-      for (int v = 0; v < from; v += kLanes) {
-        Vec total = *(const Vec*)(in + c * from + v);
-        for (int r = 0; r < Q; ++r) total += splat(x[c * Q + r]) * *(const Vec*)(y + r * from + v);
-        *(Vec*)(M + c * from + v) = total;
-      }
-  }
 };
 
 // The state of one sequence, extended one step at a time.
@@ -157,6 +56,8 @@ class Columns {
   double* push(long t) { return state_ + at_.offset[t] + at_.push(t); }  // [to][from]
   double* repl(long t) { return state_ + at_.offset[t] + at_.repl(t); }
   double* pop() { return pop_; }  // (q,x) x r, of the current step
+  double* P(long t) { return state_ + at_.offset[t] + at_.p(t, 0, 0); }
+  long p_row(long t) const { return at_.p_row(t); }
 
   // F[. -> t][r, y] over i = 0..t; the states r of one symbol are weights_row(t) apart. At t = 0 only the bottom
   // element exists.
@@ -178,13 +79,7 @@ class Columns {
     solve(t);
     double* column = state_ + at_.offset[t];
     std::fill_n(column, at_.push(t), 0.0);
-    for (long k = 0; k <= t - 2; ++k) {
-      read(D_, k + 1, x_);
-      mix_.pull(push(k + 1), x_, y_, false);
-      for (int y = 0; y < S; ++y)
-        for (int r = 0; r < Q; ++r)
-          for (int u = 0; u < Q; ++u) column[at_.p(t, y, r) + k * Q + u] = y_[r * at_.from + u * S + y];
-    }
+    mix_.fill_P(*this, t, D_, ld_, x_, y_);
     sum_weights(t - 1);
     const double *push_t = push(t), *repl_t = repl(t);
     for (int y = 0; y < S; ++y) {
@@ -306,18 +201,8 @@ class Columns {
   double *D_, *dD_, *dP_, *start_, *alpha_, *dalpha_, *pop_, *x_, *c_, *d_, *y_, *z_;
 
   double& entry(double* table, int w, int r, long j, int p) { return table[(w * Q + r) * ld_ + j * Q + p]; }
-  void read(double* table, long j, double* x) {  // x[(p, w)][r]
-    for (int p = 0; p < Q; ++p)
-      for (int w = 0; w < S; ++w)
-        for (int r = 0; r < Q; ++r) x[(p * S + w) * Q + r] = entry(table, w, r, j, p);
-  }
-  void read_rows(double* table, long j, double* y) {  // y[r][(p, w)]
-    for (int r = 0; r < Q; ++r) {
-      for (int p = 0; p < Q; ++p)
-        for (int w = 0; w < S; ++w) y[r * at_.from + p * S + w] = entry(table, w, r, j, p);
-      for (int i = QS; i < at_.from; ++i) y[r * at_.from + i] = 0;
-    }
-  }
+  void read(double* table, long j, double* x) { mix_.read(table, ld_, j, x); }
+  void read_rows(double* table, long j, double* y) { mix_.read_rows(table, ld_, j, y); }
 
   void sum_weights(long t) {  // alpha[t] as (r, y)
     for (int r = 0; r < Q; ++r)
@@ -325,28 +210,7 @@ class Columns {
         alpha_[r * S + y] = superposition_ ? 1 : Linear::total(const_cast<double*>(weights(t, y, r)), t + 1);
   }
 
-  // D[j -> t] for j = t-1 .. 1
-  void solve(long t) {
-    for (int i = 0; i < QS; ++i) std::fill_n(D_ + i * ld_, padded(t * Q), 0.0);
-    for (long k = t - 1; k >= 1; --k) {
-      if (k == t - 1) {
-        std::copy_n(pop_, QS * Q, x_);
-      } else {
-        read_rows(D_, k, y_);
-        mix_.pull(repl(k + 1), x_, y_, true);  // x is D[k+1 -> t]
-        for (int r = 0; r < Q; ++r)
-          for (int s = 0; s < QS; ++s) x_[s * Q + r] = y_[r * at_.from + s];
-      }
-      for (int w = 0; w < S; ++w) {
-        for (int p = 0; p < Q; ++p)
-          for (int r = 0; r < Q; ++r) c_[p * Q + r] = x_[(p * S + w) * Q + r];
-        double* D = D_ + w * Q * ld_;
-        add_products(Q, D, D, ld_, state_ + at_.offset[k] + at_.p(k, w, 0), at_.p_row(k), c_, at_.p_row(k));
-        for (int p = 0; p < Q; ++p)
-          for (int r = 0; r < Q; ++r) entry(D_, w, r, k, p) = c_[p * Q + r];
-      }
-    }
-  }
+  void solve(long t) { mix_.solve(*this, t, pop_, D_, ld_, x_, c_, y_); }
 };
 
 }  // namespace

@@ -21,19 +21,22 @@ struct Kernel {
   const States& states;
   const Readings& readings;
   const Windowed& windowed;
-  const Network network;
+  const Network& network;
 };
 
-#define DECLARE(isa)                                                                               \
-  namespace isa {                                                                                  \
-  extern const FullPass full_pass;                                                                 \
-  extern const States states;                                                                      \
-  extern const Readings readings;                                                                  \
-  extern const Windowed windowed;                                                                  \
-  extern const Attention attention;                                                                \
-  extern const Dropout dropout;                                                                    \
-  extern const LSTM lstm;                                                                          \
-  const Kernel kernel = {#isa, full_pass, states, readings, windowed, {attention, dropout, lstm}}; \
+#define DECLARE(isa)                                                                                        \
+  namespace isa {                                                                                           \
+  extern const FullPass full_pass;                                                                          \
+  extern const States states;                                                                               \
+  extern const Readings readings;                                                                           \
+  extern const Windowed windowed;                                                                           \
+  extern const Attention attention;                                                                         \
+  extern const Dropout dropout;                                                                             \
+  extern const SuperpositionLSTM superposition_lstm;                                                        \
+  extern const NondeterministicLSTM nondeterministic_lstm;                                                  \
+  extern const SumOfProducts sum_of_products;                                                               \
+  const Network network = {attention, dropout, superposition_lstm, nondeterministic_lstm, sum_of_products}; \
+  const Kernel kernel = {#isa, full_pass, states, readings, windowed, network};                             \
   }
 DECLARE(kernel_portable)
 #if defined(STACKATTN_X86)
@@ -295,7 +298,7 @@ int overflow(int x) { return x + 2147483647; }
 
 // Version of the functions below. When one is added, removed or gets other arguments (those of network_module.cpp too),
 // increase it here and in ops/dispatch.py, which does not use a kernel that was built from other sources.
-constexpr int INTERFACE = 3;
+constexpr int INTERFACE = 4;
 
 // Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
 // outputs are written in place. Each call returns the fields of a Report.

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "kernel.h"
+
 // p = 0 means no dropout; the seed is then ignored.
 struct DropoutRate {
   double p;
@@ -31,30 +33,62 @@ struct Dropout {
   void (*backward)(int64_t count, const DropoutRate&, int threads, const float* y, const float* grad, float* grad_x);
 };
 
-// lstm.cpp: an LSTM with a superposition stack. Sizes are padded to multiples of 8, except `value_size`.
+// An LSTM that controls a stack. Sizes are padded to multiples of 8, except `value_size`.
 struct LSTMShape {
-  int64_t batch, steps, hidden, value, value_size;
+  int64_t batch, steps, hidden, reading, actions, value, value_size;
   int threads;
 };
 
-// What the forward pass writes and the backward pass reads; `stacks` has stack_size() numbers for each sequence.
+// What the forward pass writes and the backward pass reads: (T+1,B,reading+hidden), (T,B,4 hidden), (T+1,B,hidden),
+// (T,B,actions+value). x and cells are zero at step 0.
 struct LSTMArrays {
-  float *x, *gates, *cells, *actions, *stacks;  // (T+1,B,value+hidden), (T,B,4 hidden), (T+1,B,hidden), (T,B,8+value)
+  float *x, *gates, *cells, *actions;
 };
 
-struct LSTM {
-  int64_t (*stack_size)(const LSTMShape&);
-  // inputs (T,B,4 hidden): what the gates get from the input and the bias; weight (value+hidden, 4 hidden); map
-  // (hidden, 8+value) to actions and value, and its bias. x and cells are zero at step 0.
-  void (*forward)(const LSTMShape&, const float* inputs, const float* weight, const float* map, const float* bias,
-                  const LSTMArrays&);
-  // The same matrices transposed; gradients of the gates and actions before their activation functions.
-  void (*backward)(const LSTMShape&, const float* weight, const float* map, const LSTMArrays&, const float* grad_hidden,
-                   float* grad_gates, float* grad_actions);
+struct LSTMInputs {
+  const float* inputs;      // (T,B,4 hidden): what the gates get from the input and the bias
+  const float* weight;      // (reading+hidden, 4 hidden): to the gates
+  const float *map, *bias;  // (hidden, actions+value) and (actions+value,): to actions and value
 };
+
+// `weight` and `map` are transposed. Gradients of gates and actions are those before the activation functions.
+struct LSTMGradients {
+  const float *weight, *map, *hidden;  // hidden: (T,B,hidden)
+  float *gates, *actions;              // results, like those of LSTMArrays
+};
+
+// superposition_lstm.cpp. `stacks` has stack_size() numbers for each sequence.
+struct SuperpositionLSTM {
+  int64_t (*stack_size)(int64_t steps, int64_t value);
+  void (*forward)(const LSTMShape&, const LSTMInputs&, const LSTMArrays&, float* stacks);
+  void (*backward)(const LSTMShape&, const LSTMGradients&, const LSTMArrays&, float* stacks);
+};
+
+// nondeterministic_lstm.cpp. `charts` has chart_size() numbers for each sequence.
+struct NondeterministicLSTM {
+  struct Automaton {
+    int states, symbols;
+  };
+  int64_t (*chart_size)(const Automaton&, int64_t steps, int64_t value_size);
+  // bottom: (value_size,). Without `charts` there can be no backward pass. Returns false, with incomplete results, if a
+  // logit is nan or +inf, or if the range of float64 does not suffice.
+  bool (*forward)(const LSTMShape&, const Automaton&, const LSTMInputs&, const float* bottom, const LSTMArrays&,
+                  const Kept& charts);
+  // grad_bottom: (B, value_size)
+  void (*backward)(const LSTMShape&, const Automaton&, const LSTMGradients&, const LSTMArrays&, const Kept& charts,
+                   float* grad_bottom);
+};
+
+// products.cpp: the sum over rows of a (R,M) times b (R,N), as a matrix (M,N): the gradient of a weight from the
+// gradients and inputs of all steps. The order of summation does not depend on the number of threads, unlike in
+// PyTorch's product of the transpose. N is a multiple of 8.
+using SumOfProducts = void (*)(int64_t R, int64_t M, int64_t N, const float* a, const float* b, float* out,
+                               int threads);
 
 struct Network {
   const Attention& attention;
   const Dropout& dropout;
-  const LSTM& lstm;
+  const SuperpositionLSTM& superposition_lstm;
+  const NondeterministicLSTM& nondeterministic_lstm;
+  const SumOfProducts& sum_of_products;
 };

@@ -1,5 +1,5 @@
-// Python's access to attention and dropout. Arrays are contiguous float32 arrays of the CPU; outputs are written in
-// place.
+// Python's access to attention, dropout and LSTMs. Arrays are contiguous float32 arrays of the CPU; outputs are written
+// in place.
 #include "network_module.h"
 
 #include <new>
@@ -50,22 +50,62 @@ class AttentionCall {
   const Call call_;
 };
 
-// The arrays of an LSTM with a superposition stack.
+// The sizes and arrays of an LSTM with a stack.
 struct LSTMCall {
   LSTMShape shape;
   LSTMArrays arrays;
-  LSTMCall(const Network& network, const Array& x, const Array& gates, const Array& cells, const Array& actions,
-           const Array& stacks, int64_t value_size, int threads) {
-    const Shape at = any_shape(gates, "gates"), cell = any_shape(cells, "cells"),
-                action = any_shape(actions, "actions");
-    if (at.size() != 3 || cell.size() != 3 || action.size() != 3) bad_value("gates", "three axes", text(at));
-    const int64_t T = at[0], B = at[1], h = cell[2], m = action[2] - 8;
-    if (h < 1 || h % 8 || m < 1 || m % 8 || value_size < 1 || value_size > m)
+  LSTMCall(const Array& x, const Array& gates, const Array& cells, const Array& actions, int64_t value,
+           int64_t value_size, int threads) {
+    const Shape row = any_shape(x, "x"), cell = any_shape(cells, "cells"), action = any_shape(actions, "actions");
+    if (row.size() != 3 || cell.size() != 3 || action.size() != 3) bad_value("x", "three axes", text(row));
+    T = action[0], B = action[1], h = cell[2], m = row[2] - h, A = action[2];
+    const int64_t choices = A - value;
+    if (h < 1 || h % 8 || m < 1 || m % 8 || choices < 1 || choices % 8 || value < 1 || value % 8)
       bad_value("actions", "sizes that are multiples of 8", text(action));
-    shape = {B, T, h, m, value_size, threads};
+    if (value_size < 1 || value_size > value)
+      bad_value("value_size", "1 to " + std::to_string(value), std::to_string(value_size));
+    shape = {B, T, h, m, choices, value, value_size, threads};
     arrays = {output(x, "x", {T + 1, B, m + h}), output(gates, "gates", {T, B, 4 * h}),
-              output(cells, "cells", {T + 1, B, h}), output(actions, "actions", {T, B, 8 + m}),
-              output(stacks, "stacks", {B, network.lstm.stack_size(shape)})};
+              output(cells, "cells", {T + 1, B, h}), output(actions, "actions", {T, B, A})};
+  }
+  LSTMInputs inputs(const Array& inputs, const Array& weight, const Array& map, const Array& bias) const {
+    return {input(inputs, "inputs", {T, B, 4 * h}), input(weight, "weight", {m + h, 4 * h}), input(map, "map", {h, A}),
+            input(bias, "bias", {A})};
+  }
+  LSTMGradients gradients(const Array& weight, const Array& map, const Array& hidden, const Array& gates,
+                          const Array& actions) const {
+    return {input(weight, "weight", {4 * h, m + h}), input(map, "map", {A, h}), input(hidden, "grad_hidden", {T, B, h}),
+            output(gates, "grad_gates", {T, B, 4 * h}), output(actions, "grad_actions", {T, B, A})};
+  }
+
+ private:
+  int64_t T, B, h, m, A;  // m: of readings; A: actions and value
+};
+
+// The arrays of an LSTM with a superposition stack.
+struct SuperpositionCall : LSTMCall {
+  float* stacks;
+  SuperpositionCall(const SuperpositionLSTM& lstm, const Array& x, const Array& gates, const Array& cells,
+                    const Array& actions, int64_t value, int64_t value_size, const Array& stacks, int threads)
+      : LSTMCall(x, gates, cells, actions, value, value_size, threads),
+        stacks(output(stacks, "stacks", {shape.batch, lstm.stack_size(shape.steps, value)})) {}
+};
+
+// The arrays of an LSTM with a nondeterministic stack; `charts` may be None.
+struct NondeterministicCall : LSTMCall {
+  NondeterministicLSTM::Automaton automaton;
+  Kept charts{nullptr, 0};
+  NondeterministicCall(const NondeterministicLSTM& lstm, const Array& x, const Array& gates, const Array& cells,
+                       const Array& actions, int64_t value, int64_t value_size, const Array& charts, int64_t states,
+                       int64_t symbols, int threads)
+      : LSTMCall(x, gates, cells, actions, value, value_size, threads), automaton{int(states), int(symbols)} {
+    const int64_t QS = states * symbols;
+    if (states < 1 || symbols < 1 || shape.actions < QS * (2 * QS + states) || shape.reading < QS * value_size)
+      bad_value("states and symbols", "an automaton whose actions and readings fit", text({states, symbols}));
+    if (!charts.is_valid()) return;
+    const State found =
+        states_in(charts, "charts", shape.batch, lstm.chart_size(automaton, shape.steps, value_size), 0);
+    this->charts = {found.data, found.stride};
   }
 };
 
@@ -75,9 +115,60 @@ void released(Function function) {
     nb::gil_scoped_release release;
     function();
   } catch (const std::bad_alloc&) {
-    PyErr_SetString(PyExc_MemoryError, "not enough memory for attention");
+    PyErr_SetString(PyExc_MemoryError, "not enough memory");
     throw nb::python_error();
   }
+}
+
+// `arrays` are what the forward pass writes: x, gates, cells, actions; then stacks or charts.
+void add_lstms(nb::module_& m, const SuperpositionLSTM& superposition, const NondeterministicLSTM& nondeterministic) {
+  using nb::arg;
+  m.def("lstm_stack_size", [&](int64_t steps, int64_t value) { return superposition.stack_size(steps, value); });
+  m.def("superposition_lstm", [&](Array x, Array gates, Array cells, Array actions, int64_t value, int64_t value_size,
+                                  Array stacks, Array inputs, Array weight, Array map, Array bias, int threads) {
+    const SuperpositionCall call(superposition, x, gates, cells, actions, value, value_size, stacks, threads);
+    const LSTMInputs in = call.inputs(inputs, weight, map, bias);
+    released([&] { superposition.forward(call.shape, in, call.arrays, call.stacks); });
+  });
+  m.def("superposition_lstm_backward",
+        [&](Array x, Array gates, Array cells, Array actions, int64_t value, int64_t value_size, Array stacks,
+            Array weight, Array map, Array grad_hidden, Array grad_gates, Array grad_actions, int threads) {
+          const SuperpositionCall call(superposition, x, gates, cells, actions, value, value_size, stacks, threads);
+          const LSTMGradients grads = call.gradients(weight, map, grad_hidden, grad_gates, grad_actions);
+          released([&] { superposition.backward(call.shape, grads, call.arrays, call.stacks); });
+        });
+  m.def("lstm_chart_size", [&](int64_t states, int64_t symbols, int64_t steps, int64_t value_size) {
+    return nondeterministic.chart_size({int(states), int(symbols)}, steps, value_size);
+  });
+  m.def(
+      "nondeterministic_lstm",
+      [&](Array x, Array gates, Array cells, Array actions, int64_t value, int64_t value_size, Array charts,
+          int64_t states, int64_t symbols, Array inputs, Array weight, Array map, Array bias, Array bottom,
+          int threads) {
+        const NondeterministicCall call(nondeterministic, x, gates, cells, actions, value, value_size, charts, states,
+                                        symbols, threads);
+        const LSTMInputs in = call.inputs(inputs, weight, map, bias);
+        const float* start = input(bottom, "bottom", {value_size});
+        bool complete = false;
+        released([&] {
+          complete = nondeterministic.forward(call.shape, call.automaton, in, start, call.arrays, call.charts);
+        });
+        return complete;
+      },
+      arg("x"), arg("gates"), arg("cells"), arg("actions"), arg("value"), arg("value_size"), arg("charts").none(),
+      arg("states"), arg("symbols"), arg("inputs"), arg("weight"), arg("map"), arg("bias"), arg("bottom"),
+      arg("threads"));
+  m.def("nondeterministic_lstm_backward", [&](Array x, Array gates, Array cells, Array actions, int64_t value,
+                                              int64_t value_size, Array charts, int64_t states, int64_t symbols,
+                                              Array weight, Array map, Array grad_hidden, Array grad_gates,
+                                              Array grad_actions, Array grad_bottom, int threads) {
+    const NondeterministicCall call(nondeterministic, x, gates, cells, actions, value, value_size, charts, states,
+                                    symbols, threads);
+    if (!charts.is_valid()) bad_type("charts", "an array, got None");
+    const LSTMGradients grads = call.gradients(weight, map, grad_hidden, grad_gates, grad_actions);
+    float* start = output(grad_bottom, "grad_bottom", {call.shape.batch, value_size});
+    released([&] { nondeterministic.backward(call.shape, call.automaton, grads, call.arrays, call.charts, start); });
+  });
 }
 
 }  // namespace
@@ -136,27 +227,13 @@ void add_network(nb::module_& m, const Network& network) {
         released([&] { network.dropout.backward(count, drop, threads, made, in, out); });
       },
       arg("y").none(), arg("grad"), arg("p"), arg("seed"), arg("grad_x"), arg("threads"));
-  m.def("lstm_stack_size",
-        [&network](int64_t steps, int64_t value) { return network.lstm.stack_size({1, steps, 8, value, 1, 1}); });
-  m.def("lstm", [&network](Array x, Array gates, Array cells, Array actions, Array stacks, int64_t value_size,
-                           Array inputs, Array weight, Array map, Array bias, int threads) {
-    const LSTMCall call(network, x, gates, cells, actions, stacks, value_size, threads);
-    const auto [B, T, h, m, size, n] = call.shape;
-    const float* in = input(inputs, "inputs", {T, B, 4 * h});
-    const float* matrix = input(weight, "weight", {m + h, 4 * h});
-    const float *choose = input(map, "map", {h, 8 + m}), *add = input(bias, "bias", {8 + m});
-    released([&] { network.lstm.forward(call.shape, in, matrix, choose, add, call.arrays); });
+  m.def("sum_of_products", [&network](Array a, Array b, Array out, int threads) {
+    const Shape left = any_shape(a, "a"), right = any_shape(b, "b");
+    if (left.size() != 2) bad_value("a", "two axes", text(left));
+    if (right.size() != 2 || right[1] % 8) bad_value("b", "two axes, the last one a multiple of 8", text(right));
+    const float *x = input(a, "a", left), *y = input(b, "b", {left[0], right[1]});
+    float* sums = output(out, "out", {left[1], right[1]});
+    released([&] { network.sum_of_products(left[0], left[1], right[1], x, y, sums, threads); });
   });
-  m.def("lstm_backward",
-        [&network](Array x, Array gates, Array cells, Array actions, Array stacks, int64_t value_size, Array weight,
-                   Array map, Array grad_hidden, Array grad_gates, Array grad_actions, int threads) {
-          const LSTMCall call(network, x, gates, cells, actions, stacks, value_size, threads);
-          const auto [B, T, h, m, size, n] = call.shape;
-          const float* matrix = input(weight, "weight", {4 * h, m + h});
-          const float* choose = input(map, "map", {8 + m, h});
-          const float* grad = input(grad_hidden, "grad_hidden", {T, B, h});
-          float* out = output(grad_gates, "grad_gates", {T, B, 4 * h});
-          float* chosen = output(grad_actions, "grad_actions", {T, B, 8 + m});
-          released([&] { network.lstm.backward(call.shape, matrix, choose, call.arrays, grad, out, chosen); });
-        });
+  add_lstms(m, network.superposition_lstm, network.nondeterministic_lstm);
 }

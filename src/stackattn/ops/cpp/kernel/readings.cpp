@@ -25,24 +25,15 @@ struct Sequence {
   template <class A>
   Report load(ReadingChart<A>& chart, const void* all_steps, const void* all_values) const {
     const IO* step = steps(all_steps);
-    std::vector<IO> push(QS * QS), repl(QS * QS), pop(QS * Q);
-    for (int t = 1; t <= length; ++t) {
+    for (int t = 1; t <= length; ++t, step += per_step) {
       if (superposition) {
         if (!finite(step)) return {1, 0, t - 1};
         A::set(chart.push(t), 0, A::from_double(step[0]));
         A::set(chart.repl(t), 0, A::from_double(step[1]));
         A::set(chart.pop(t), 0, A::from_double(step[2]));
-        step += 3;
-        continue;
-      }
-      for (int s = 0; s < QS; ++s, step += 2 * QS + Q) {
-        std::copy_n(step, QS, &push[s * QS]);
-        std::copy_n(step + QS, QS, &repl[s * QS]);
-        std::copy_n(step + 2 * QS, Q, &pop[s * Q]);
-      }
-      if (const int argument =
-              load_step<A>(Q, QS, push.data(), repl.data(), pop.data(), chart.push(t), chart.repl(t), chart.pop(t)))
+      } else if (const int argument = load_joined_step<A>(Q, QS, step, chart.push(t), chart.repl(t), chart.pop(t))) {
         return {argument, 0, t - 1};
+      }
     }
     load_values(chart, all_values);
     return {};

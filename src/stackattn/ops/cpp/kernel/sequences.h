@@ -118,6 +118,19 @@ int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, type
   return 0;
 }
 
+// `load_step` of `rows` (Q,S,QS+QS+Q), which have push, replace and pop of each (q,x) one after another.
+template <class A, class IO>
+int load_joined_step(int Q, int QS, const IO* rows, typename A::Ptr push_to, typename A::Ptr repl_to,
+                     typename A::Ptr pop_to) {
+  std::vector<IO> push(QS * QS), repl(QS * QS), pop(QS * Q);
+  for (int s = 0; s < QS; ++s, rows += 2 * QS + Q) {
+    std::copy_n(rows, QS, &push[s * QS]);
+    std::copy_n(rows + QS, QS, &repl[s * QS]);
+    std::copy_n(rows + 2 * QS, Q, &pop[s * Q]);
+  }
+  return load_step<A>(Q, QS, push.data(), repl.data(), pop.data(), push_to, repl_to, pop_to);
+}
+
 template <class IO>
 bool finite(const IO* action) {
   return std::isfinite(action[0]) && std::isfinite(action[1]) && std::isfinite(action[2]);

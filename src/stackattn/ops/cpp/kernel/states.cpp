@@ -25,13 +25,7 @@ int load_state_step(const Problem& p, bool superposition, bool ended, const IO* 
     *pop_to = rows[2];
     return 0;
   }
-  std::vector<IO> push(QS * QS), repl(QS * QS), pop(QS * Q);
-  for (int s = 0; s < QS; ++s, rows += 2 * QS + Q) {
-    std::copy_n(rows, QS, &push[s * QS]);
-    std::copy_n(rows + QS, QS, &repl[s * QS]);
-    std::copy_n(rows + 2 * QS, Q, &pop[s * Q]);
-  }
-  return load_step<Linear>(Q, QS, push.data(), repl.data(), pop.data(), push_to, repl_to, pop_to);
+  return load_joined_step<Linear>(Q, QS, rows, push_to, repl_to, pop_to);
 }
 
 // (from x to) -> [to][from, padded with zeros]
