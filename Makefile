@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(os.c
 
 KERNEL := $(wildcard src/stackattn/ops/cpp/kernel/*)
 
-.PHONY: demo test test-fast docs sanitize lint format bench clean
+.PHONY: demo test test-fast docs sanitize drills lint format bench clean
 demo: $(VENV)/installed-plot
 	$(BIN)/stackattn demo
 
@@ -29,6 +29,11 @@ docs: $(VENV)/installed-dev $(VENV)/installed-docs-requirements
 # The operator tests with a kernel that checks every memory access; ARGS are passed to pytest.
 sanitize: $(VENV)/installed-dev
 	tests/sanitizers.sh $(ARGS)
+
+# Random faults and inputs against the promises of docs/reliability.md: all drills in full, which takes hours.
+drills: $(VENV)/installed-dev
+	$(BIN)/python -m drills $(ARGS)
+	tests/sanitizers.sh --drill
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 #
 #   tests/sanitizers.sh                 the fast tests in tests/ops (several minutes)
 #   tests/sanitizers.sh -k states       arguments are passed to pytest
+#   tests/sanitizers.sh --drill         the drill `operators` instead of the tests; further arguments are passed to it
 #
 # The build goes to build/sanitize and shadows the installed kernel for the tests; the installation is not changed.
 # Before the tests, two deliberate errors must be reported: a read beyond the end of an array, and a signed overflow.
@@ -55,6 +56,10 @@ must_report() { # the report, the deliberate error
 must_report heap-buffer-overflow "read_beyond(8)"
 must_report "signed integer overflow" "overflow(1)"
 
+if [ "${1:-}" = --drill ]; then
+  run -m drills operators "${@:2}"
+  exit
+fi
 # Sanitizers make the kernel several times slower, so a test of its speed would fail.
 run -m pytest -p no:cacheprovider -m "not slow" --deselect tests/ops/test_runs.py::test_100_steps_take_well_under_a_second \
   tests/ops "$@"

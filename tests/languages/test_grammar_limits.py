@@ -154,6 +154,11 @@ def test_lengths_beyond_the_limit(name):
             compute()
 
 
+def test_strict_sums_beyond_the_range_of_float():
+    with pytest.raises(GrammarError, match=r"line 1: the weights of 'S' sum to 1(\.0+)?e\+400, not to 1 \(strict\)"):
+        PCFG.from_text("S -> 'a' [1e400]", strict=True)
+
+
 def test_parses_beyond_the_limit():
     with pytest.raises(ValueError, match="string: expected at most 2,000 symbols, got 20,000"):
         get_language("dyck").best_parse("(" * 20_000)

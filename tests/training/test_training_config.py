@@ -290,7 +290,9 @@ def test_a_configuration_contains_its_grammar(tmp_path):
     assert options.grammar == path.read_text()
     path.unlink()
     assert from_values(LanguageOptions, to_values(options)).make().log_prob("a b") == pytest.approx(math.log(0.5))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"name: expected a built-in language, or a grammar file .*, got .*: No such"):
         LanguageOptions(str(path))
+    with pytest.raises(ValueError, match="name: expected one of"):
+        LanguageOptions("dyck" * 1000).make()
     with pytest.raises(ValueError, match="parameters: expected none for a grammar file"):
         replace(options, parameters={"k": 3}).make()

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -145,7 +146,8 @@ class PCFG(Language):
             if total == 0:
                 raise GrammarError(f"{place}: all rules of {lhs!r} have weight 0")
             if strict and abs(total - 1) > Fraction(1, 10**9):
-                raise GrammarError(f"{place}: the weights of {lhs!r} sum to {float(total):.12g}, not to 1 (strict)")
+                shown = Decimal(total.numerator) / Decimal(total.denominator)  # may exceed the range of float
+                raise GrammarError(f"{place}: the weights of {lhs!r} sum to {shown:.12g}, not to 1 (strict)")
         self.start = start
         self.rules = tuple(Rule(r.lhs, r.rhs, r.weight / totals[r.lhs]) for r in rules)
         self.unambiguous = unambiguous

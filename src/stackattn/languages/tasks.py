@@ -8,6 +8,7 @@ padded reversals at least one nested pair. A separate start symbol implements th
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -131,7 +132,8 @@ TASKS: dict[str, Callable[..., Language]] = {
 def is_grammar_file(name: str) -> bool:
     """Return whether a name looks like the path of a grammar file; the file need not exist."""
     path = Path(name)
-    return name not in TASKS and (path.exists() or bool(path.suffix) or len(path.parts) > 1)
+    # os.path.exists is False for names that are too long, where Path.exists raises an error
+    return name not in TASKS and (os.path.exists(name) or bool(path.suffix) or len(path.parts) > 1)
 
 
 def get_language(name: str, **parameters: Any) -> Language:

@@ -54,7 +54,11 @@ class LanguageOptions:
         low, high = self.lengths
         require(0 <= low <= high, "lengths", "two lengths, the smaller first", [low, high])
         if self.grammar is None and is_grammar_file(self.name):
-            object.__setattr__(self, "grammar", read_text(self.name))
+            try:
+                object.__setattr__(self, "grammar", read_text(self.name))
+            except OSError as error:
+                expected = "expected a built-in language, or a grammar file that can be read"
+                raise FieldError("name", f"{expected}, got {self.name[:80]!r}: {error.strerror}") from None
 
     def make(self) -> Language:
         if self.grammar is None:

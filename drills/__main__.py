@@ -1,0 +1,89 @@
+"""`python -m drills`: run the drills, each in its own process, and report one line with counts for each."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .drill import Drill, Plan, run
+
+NAMES = (
+    "grammars",
+    "configurations",
+    "operators",
+    "mutations",
+    "writers",
+    "full_disk",
+    "interruptions",
+    "workers",
+)
+SECONDS = {True: 60.0, False: 3600.0}
+"""Default time limit of a drill, for --short and otherwise."""
+GRACE = 240.0
+"""How long a drill may exceed its time limit, in its last case or while it prepares, before it counts as a hang."""
+
+
+def find(name: str) -> Drill:
+    return importlib.import_module(f"drills.{name}").DRILL
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("python -m drills", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="DRILL", help=f"of {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--short", action="store_true", help="the number of cases that CI runs, in under two minutes")
+    parser.add_argument("--count", type=int, help="number of cases (default: from the drill)")
+    parser.add_argument("--seconds", type=float, help="time limit of each drill (default: 3600, or 60 with --short)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case (default: %(default)s)")
+    parser.add_argument(
+        "--failures", type=Path, default=Path("out/drills"), help="folder for failed cases (default: %(default)s)"
+    )
+    parser.add_argument("--in-process", action="store_true", help="run in this process, for a debugger")
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.names if name not in NAMES]:
+        parser.error(f"expected drills among {', '.join(NAMES)}, got {unknown[0]}")
+    seconds = SECONDS[args.short] if args.seconds is None else args.seconds
+    failed = []
+    for name in args.names or NAMES:
+        if args.in_process:
+            drill = find(name)
+            count = args.count or (drill.short if args.short else drill.full)
+            ok = run(drill, Plan(args.seed, args.first, count, seconds, args.failures)) == 0
+        else:
+            ok = run_in_process(name, argv, args.failures, seconds + GRACE)
+        if not ok:
+            failed.append(name)
+    if failed and not args.in_process:
+        print(f"failed: {', '.join(failed)}; the cases are in {args.failures}")
+    return 1 if failed else 0
+
+
+def run_in_process(name: str, argv: list[str], failures: Path, limit: float) -> bool:
+    """Run a drill in a process of its own; a crash or a hang of the process is a failure."""
+    options = [word for word in argv if word not in NAMES]
+    current = failures / f"{name}.current"
+    current.unlink(missing_ok=True)
+    start = time.monotonic()
+    try:
+        code = subprocess.run(
+            [sys.executable, "-m", "drills", name, *options, "--in-process"], timeout=limit
+        ).returncode
+    except subprocess.TimeoutExpired:
+        code = None
+    number = current.read_text() if current.exists() else "?"
+    if code is None:
+        print(f"{name}: case {number}: no end after {time.monotonic() - start:.0f} s")
+    elif code < 0:
+        print(f"{name}: case {number}: ended by {signal.Signals(-code).name}")
+    elif code not in (0, 1) or (code and current.exists()):
+        print(f"{name}: case {number}: exit status {code}")
+    return code == 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

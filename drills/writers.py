@@ -1,0 +1,153 @@
+"""Several processes that write to one folder at the same time: the files of one of them, never a mixture.
+
+The processes start together. Each one succeeds, or fails with an error that names the folder; afterwards the folder
+loads and is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stackattn.cli import main
+from stackattn.languages import Dataset
+from stackattn.models import load, save
+from stackattn.text.monolingual_corpus import MonolingualCorpus
+from stackattn.training import RunError, run_experiment
+from stackattn.training.cfl import build_cfl_model
+
+from . import samples
+from .drill import Case, Drill, Failed
+
+LIMIT = 120.0  # seconds for all processes of a case
+
+
+def _prepare(folder: Path, raw: Path, variant: int) -> str:
+    texts = [str(raw / f"{split}.{'target' if variant else 'source'}") for split in ("train", "validation", "test")]
+    return _command(["lm", "prepare", *texts, str(folder / "out"), "--min-count", str(1 + variant)])
+
+
+def _write(folder: Path, raw: Path, variant: int) -> str:
+    words = ["language", "write", "dyck", str(folder / "out"), "--seed", str(variant), "--test-seed", str(variant)]
+    sizes = ["--lengths", "4", "6", "--test-lengths", "4", "6", "--train-batches", "4", "--validation-batches", "2"]
+    return _command([*words, *sizes, "--test-per-length", "2", "--force"])
+
+
+def _command(words: list[str]) -> str:
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        code = main(words)
+    return errors.getvalue() if code else ""
+
+
+def _save(folder: Path, raw: Path, variant: int) -> str:
+    torch.manual_seed(variant)
+    try:
+        save(build_cfl_model(samples.cfl_config(), 2), folder / "out")
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _train(folder: Path, raw: Path, variant: int) -> str:
+    try:
+        run_experiment(samples.cfl_config(), folder / "out", resume=True)
+    except RunError as error:
+        return str(error)
+    return ""
+
+
+def _corpus_content(folder: Path) -> Any:
+    corpus = MonolingualCorpus(folder / "out")
+    corpus.tokenizer()
+    return [corpus.read_split(split) for split in ("train", "validation", "test")], corpus.fingerprint
+
+
+def _data_content(folder: Path) -> Any:
+    sets = [Dataset.load(folder / "out" / name) for name in ("train", "validation", "test")]
+    return [[x.tolist() for x in data.strings] for data in sets]
+
+
+def _model_content(folder: Path) -> Any:
+    return {name: x.tolist() for name, x in load(folder / "out").state_dict().items()}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the processes do (`variant` 0 or 1), and the content of the folder afterwards."""
+
+    write: Callable[[Path, Path, int], str]
+    content: Callable[[Path], Any]
+
+
+SCENES = {
+    "lm prepare": Scene(_prepare, _corpus_content),
+    "language write": Scene(_write, _data_content),
+    "save": Scene(_save, _model_content),
+    "cfl train": Scene(_train, lambda folder: samples.outcome(folder / "out")),
+}
+
+
+def _member(name: str, folder: Path, raw: Path, variant: int, barrier: Any, results: Any) -> None:
+    torch.set_num_threads(1)
+    barrier.wait()
+    try:
+        results.put(SCENES[name].write(folder, raw, variant))
+    except BaseException as error:
+        results.put(f"uncaught {type(error).__name__}: {error}")
+
+
+@contextmanager
+def prepare(folder: Path) -> Iterator[Case]:
+    context = multiprocessing.get_context("fork")
+    torch.set_num_threads(1)
+    samples.write_raw_texts(folder / "raw")
+    expected: dict[str, list[Any]] = {}
+    for name, scene in SCENES.items():
+        for variant in (0, 1):
+            alone = folder / f"alone-{name}-{variant}"
+            alone.mkdir()
+            if error := scene.write(alone, folder / "raw", variant):
+                raise Failed(f"{name}: {error}")
+            expected.setdefault(name, []).append(scene.content(alone))
+
+    def case(rng: random.Random) -> str:
+        name, count = rng.choice(list(SCENES)), rng.randint(2, 4)
+        shared = folder / "shared"
+        shared.mkdir()
+        barrier, results = context.Barrier(count), context.Queue()
+        arguments = [(name, shared, folder / "raw", i % 2, barrier, results) for i in range(count)]
+        processes = [context.Process(target=_member, args=given) for given in arguments]
+        try:
+            for process in processes:
+                process.start()
+            errors = [results.get(timeout=LIMIT) for _ in processes]
+            for process in processes:
+                process.join()
+            for error in filter(None, errors):
+                if str(shared) not in error or "uncaught" in error:
+                    raise Failed(f"{name}: {error}", errors=errors)
+            if all(errors):
+                raise Failed(f"{name}: no process succeeded", errors=errors)
+            if SCENES[name].content(shared) not in expected[name]:
+                raise Failed(f"{name}: the folder contains a mixture", errors=errors)
+            if left := [path.name for path in shared.rglob(".*")]:
+                raise Failed(f"{name}: temporary files are left: {left}", errors=errors)
+        finally:
+            shutil.rmtree(shared)
+        return name
+
+    yield case
+
+
+DRILL = Drill("writers", 12, 400, prepare)
