@@ -224,11 +224,16 @@ def test_changed_json_is_refused(tmp_path):
     assert str(read_json_object(path)) == str(values)
     path.write_text(path.read_text().replace("\n ", "\n\t"))  # the layout does not matter
     assert str(read_json_object(path)) == str(values)
-    path.write_text(path.read_text().replace("0.1", "0.2"))
+    whole = path.read_text()
+    path.write_text(whole.replace("crc32", "crc92"))
+    with pytest.raises(ValueError, match=r"values\.json: damaged"):
+        read_json_object(path)
+    path.write_text(whole.replace("0.1", "0.2"))
     with pytest.raises(ValueError, match=r"values\.json: damaged: the content does not match its key 'crc32'; restore"):
         read_json_object(path)
-    path.write_text('{"written": "by hand"}')
-    assert read_json_object(path) == {"written": "by hand"}
+    for text, content in (('{"written": "by hand"}', {"written": "by hand"}), ("{}", {})):
+        path.write_text(text)
+        assert read_json_object(path) == content
 
 
 def test_two_processes_do_not_mix_files_that_belong_together(tmp_path):

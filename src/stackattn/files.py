@@ -139,14 +139,18 @@ def check_crc(values: Mapping[str, Any], place: str) -> dict[str, Any]:
     Raises:
         ValueError: the values have changed since the key was computed.
     """
-    values = dict(values)
-    found = values.pop(CRC, None)
-    if found is not None and found != _crc(values):
+    plain = {key: value for key, value in values.items() if key != CRC}
+    if len(plain) == len(values):
+        *before, last = values.items() if values else [(CRC, None)]
+        damaged = last[1] == _crc(dict(before))  # the name of the key itself was changed
+    else:
+        damaged = values[CRC] != _crc(plain)
+    if damaged:
         raise ValueError(
             f"{place}: damaged: the content does not match its key {CRC!r}; "
             "restore the file, or remove this key if you have edited the file"
         )
-    return values
+    return plain
 
 
 def _crc(values: Mapping[str, Any]) -> str:

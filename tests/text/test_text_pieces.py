@@ -96,6 +96,15 @@ def test_error_of_a_damaged_model(tokenizer, tmp_path):
         PieceTokenizer.load(tmp_path)
 
 
+def test_a_changed_model_is_refused(tokenizer, tmp_path):
+    """SentencePiece accepts a model whose last bytes are missing, and splits words differently."""
+    tokenizer.save(tmp_path)
+    other, _ = learn_pieces(sentences("ab"), sentences("cd"), 30, 1)
+    (tmp_path / "pieces.model").write_bytes(other.pieces_model)
+    with pytest.raises(ValueError, match=r"pieces\.model: damaged: the content does not match the checksum"):
+        PieceTokenizer.load(tmp_path)
+
+
 def test_learning_is_deterministic_and_limited_by_the_text():
     first, again = (learn_pieces(SOURCE, TARGET)[0] for _ in range(2))  # the text is too small for 32,000 pieces
     assert first.pieces_model == again.pieces_model

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ..extras import import_extra
 
+CHECKSUM = "pieces_checksum"  # key of the JSON file next to a model
 DEFAULT_LIMIT = 4192  # SentencePiece's default maximum length of a training sentence, in bytes
 
 
@@ -61,6 +64,20 @@ def load_model(model: bytes, name: str = "") -> Any:
     except RuntimeError as error:
         raise ValueError(f"{name + ': ' if name else ''}not a SentencePiece model: {error}") from None
     return processor
+
+
+def model_checksum(model: bytes) -> str:
+    """Return the checksum of a serialised model, which is stored next to it."""
+    return hashlib.sha256(model).hexdigest()
+
+
+def read_model(path: Path, expected: object) -> bytes:
+    """Return the serialised model in a file, which must match a checksum unless that is None; errors name the file."""
+    model = path.read_bytes()
+    load_model(model, str(path))
+    if expected not in (None, model_checksum(model)):
+        raise ValueError(f"{path}: damaged: the content does not match the checksum that was stored with it")
+    return model
 
 
 def split_pieces(processor: Any, line: str) -> list[str]:

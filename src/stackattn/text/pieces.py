@@ -22,7 +22,7 @@ import numpy as np
 
 from ..files import write_bytes, write_json
 from ..lines import read_json_object
-from .byte_pairs import load_model, sentencepiece, train_model
+from .byte_pairs import CHECKSUM, load_model, model_checksum, read_model, sentencepiece, train_model
 
 MODEL, VOCABULARY = "pieces.model", "pieces.json"
 
@@ -80,7 +80,8 @@ class PieceTokenizer:
         """Write pieces.model and pieces.json."""
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / MODEL, self.pieces_model)
-        write_json(folder / VOCABULARY, {"source": self.source_types, "target": self.target_types})
+        types = {"source": self.source_types, "target": self.target_types}
+        write_json(folder / VOCABULARY, {**types, CHECKSUM: model_checksum(self.pieces_model)})
 
     @classmethod
     def load(cls, folder: str | Path) -> PieceTokenizer:
@@ -95,9 +96,7 @@ class PieceTokenizer:
         for side in ("source", "target"):
             if not isinstance(values.get(side), list) or not all(isinstance(x, str) for x in values[side]):
                 raise ValueError(f"{vocabulary}: {side}: expected a list of pieces")
-        data = model.read_bytes()
-        load_model(data, str(model))
-        return cls(data, values["source"], values["target"])
+        return cls(read_model(model, values.get(CHECKSUM)), values["source"], values["target"])
 
 
 def learn_pieces(

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..files import write_bytes, write_json
 from ..lines import read_json_object
-from .byte_pairs import load_model, split_pieces
+from .byte_pairs import CHECKSUM, load_model, model_checksum, read_model, split_pieces
 from .unknown import PLAIN, unknown_class
 
 FILE, PIECES = "vocabulary.json", "pieces.model"
@@ -101,10 +101,11 @@ class Vocabulary:
     def save(self, folder: Path) -> None:
         """Write vocabulary.json and, if there is a SentencePiece model, pieces.model."""
         folder.mkdir(parents=True, exist_ok=True)
-        has_pieces = self.pieces_model is not None
+        values = {"types": self.types, "unknown": self.unknown, "pieces": self.pieces_model is not None}
         if self.pieces_model is not None:
             write_bytes(folder / PIECES, self.pieces_model)
-        write_json(folder / FILE, {"types": self.types, "unknown": self.unknown, "pieces": has_pieces})
+            values[CHECKSUM] = model_checksum(self.pieces_model)
+        write_json(folder / FILE, values)
 
     @classmethod
     def load(cls, folder: str | Path) -> Vocabulary:
@@ -120,14 +121,11 @@ class Vocabulary:
             raise ValueError(f"{path}: types: expected a list of types")
         if not isinstance(unknown, str | None) or not isinstance(has_pieces, bool):
             raise ValueError(f"{path}: expected the keys unknown (text or null) and pieces (true or false)")
-        model = (path.parent / PIECES).read_bytes() if has_pieces else None
+        model = read_model(path.parent / PIECES, values.get(CHECKSUM)) if has_pieces else None
         try:
-            vocabulary = cls(tuple(types), unknown, model)
+            return cls(tuple(types), unknown, model)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        if model is not None:
-            load_model(model, str(path.parent / PIECES))
-        return vocabulary
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
