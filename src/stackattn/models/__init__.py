@@ -8,7 +8,7 @@ Modules:
     building     the model class of each configuration
     saving       saving and loading models
     generation   greedy decoding, sampling and beam search
-    huggingface  Hugging Face's GPT-2 with stack attention (needs the extra `hf`; not imported here)
+    huggingface  Hugging Face's GPT-2 and Llama with stack attention (needs the extra `hf`; not imported here)
 """
 
 from .building import build_model

@@ -1,0 +1,152 @@
+"""Stack attention as attention of Hugging Face models, and as an inserted sublayer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from ...nn import StackAttention, StackSpec, parse_layers
+from ...nn.adapters import check_past_is_visible, without_padding_anywhere
+from .cache import stack_cache_layer
+
+
+class NoWeights(nn.Module):
+    """Returns None. Hugging Face records it as the attention weights of a stack, so that positions are kept."""
+
+    def forward(self) -> None:
+        return None
+
+
+class CachedStackAttention(nn.Module):
+    """Stack attention with the interface of attention in Hugging Face models. Its state is stored in the model's cache.
+
+    Args:
+        stack: the stack attention layer.
+        layer_idx: index in the model's cache: that of the layer whose attention it replaces, or beyond all layers.
+        dropout: dropout rate of the output.
+    """
+
+    def __init__(self, stack: StackAttention, layer_idx: int, dropout: float = 0.0):
+        super().__init__()
+        self.stack = stack
+        self.layer_idx = layer_idx
+        self.dropout = nn.Dropout(dropout)
+        self.no_weights = NoWeights()
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """(B, T, d_model) -> the output (B, T, d_model), and None for the weights. `kwargs` are ignored."""
+        layer = None if past_key_values is None else stack_cache_layer(past_key_values, self.layer_idx)
+        real = _real_steps(attention_mask, *hidden_states.shape[:2])
+
+        def attend(x: Tensor, lengths: Tensor | None) -> Tensor:
+            return self.stack(x, lengths) if layer is None else layer.extend(self.stack, x, lengths)
+
+        if real is None or real.all():
+            y = attend(hidden_states, None)
+        else:
+            y = without_padding_anywhere(attend, hidden_states, real)
+        return self.dropout(y), self.no_weights()
+
+
+class InsertedStack(nn.Module):
+    """Sublayer with a residual connection that stack attention adds after a layer: x + dropout(stack(norm(x))).
+
+    The output map of the stack is initialised with zeros, so that the sublayer does not change what a pretrained model
+    computes until it is trained.
+
+    Args:
+        norm: the norm before the stack.
+        stack: the stack attention layer.
+        cache_index: index in the model's cache.
+        dropout: dropout rate of the output.
+    """
+
+    def __init__(self, norm: nn.Module, stack: StackAttention, cache_index: int, dropout: float = 0.0):
+        super().__init__()
+        self.norm = norm
+        self.attention = CachedStackAttention(stack, cache_index, dropout)
+        self.close()
+
+    def close(self) -> None:
+        """Set the output map to zeros."""
+        nn.init.zeros_(self.attention.stack.to_output.weight)
+
+    def forward(self, x: Tensor, past_key_values: Cache | None, attention_mask: Tensor | None) -> Tensor:
+        """(B, T, d_model) -> (B, T, d_model)"""
+        return x + self.attention(self.norm(x), past_key_values, attention_mask)[0]
+
+
+def replaced_attention(layers: str | None, count: int, d_model: int, dropout: float) -> Iterator[tuple[int, nn.Module]]:
+    """The indices of the layers that `stack_layers` gives a stack, with their new attention.
+
+    Raises:
+        ValueError: `layers` does not have `count` layers.
+    """
+    specs = parse_layers(layers or count, "stack_layers")
+    if len(specs) != count:
+        raise ValueError(f"stack_layers: expected {count} layers in total, got {len(specs)} in {layers!r}")
+    for i, spec in enumerate(specs):
+        if isinstance(spec, StackSpec):
+            yield i, CachedStackAttention(spec.build(d_model), i, dropout)
+
+
+def build_inserted(
+    layers: str | None, count: int, d_model: int, dropout: float, make_norm: Callable[[], nn.Module]
+) -> Iterator[tuple[int, list[InsertedStack]]]:
+    """The stacks that `inserted_stacks` adds, with the index of the layer that they follow.
+
+    Raises:
+        ValueError: `layers` begins with a stack, or its numbers do not sum to `count`.
+    """
+    own = -1  # index of the last layer of the model itself
+    specs: dict[int, list[StackSpec]] = {}
+    for spec in parse_layers(layers or count, "inserted_stacks"):
+        if not isinstance(spec, StackSpec):
+            own += 1
+        elif own < 0:
+            raise ValueError(f"inserted_stacks: expected a number of layers before the first stack, got {layers!r}")
+        else:
+            specs.setdefault(own, []).append(spec)
+    if own + 1 != count:
+        raise ValueError(f"inserted_stacks: expected numbers that sum to {count}, the model's layers, got {layers!r}")
+    cache_index = itertools.count(count)  # after the keys and values of all layers
+    for i, after in specs.items():
+        yield i, [InsertedStack(make_norm(), spec.build(d_model), next(cache_index), dropout) for spec in after]
+
+
+def _real_steps(mask: Tensor | None, B: int, T: int) -> Tensor | None:
+    """Convert a mask in any format of `create_causal_mask` to (B, T): which of the last T steps are not padding."""
+    if mask is None:
+        return None
+    if mask.dim() == 2:
+        return mask[:, -T:].bool()
+    # (B, 1, T, steps so far): True, or an added 0, where attention is allowed
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dtype != torch.bool and not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+        raise ValueError(
+            "attention_mask: expected only the values 0 and -inf: stack attention has no logits to add other values to"
+        )
+    visible = visible[:, 0, :, -T:].expand(B, T, T)
+    real = visible.diagonal(dim1=1, dim2=2)  # padding is hidden from itself, too
+    visible = visible | ~real[:, None] | ~real[..., None]
+    if torch.compiler.is_exporting():
+        # An exported program has no branches on values. Padding on the right needs none: stacks are causal.
+        later = visible.new_ones(T, T).triu(1)
+        supported = (visible | later).all() & (real[:, 1:] <= real[:, :-1]).all()
+        torch.ops.aten._assert_async.msg(
+            supported, "attention_mask: an exported model supports only padding on the right"
+        )
+        return None
+    check_past_is_visible("attention_mask", visible)
+    return real

@@ -1,0 +1,91 @@
+"""Layer of a Hugging Face cache that holds the state of a stack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, EncoderDecoderCache
+
+from ...nn import StackAttention, StackState
+
+
+class StackCacheLayer(CacheLayerMixin):
+    """Cache layer that holds the state of a stack instead of keys and values."""
+
+    is_sliding = False
+
+    def __init__(self):
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        self.state: StackState | None = None
+        self.length = 0
+        self.is_initialized = False
+
+    def extend(self, stack: StackAttention, x: Tensor, lengths: Tensor | None) -> Tensor:
+        if self.state is None:
+            self.state = stack.initial_state(x.shape[0])
+        y, self.state = stack.extend(x, self.state, lengths)
+        self.length += x.shape[1]
+        self.is_initialized = True
+        return y
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.reorder(beam_idx.to(self.state.device))
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.reorder_cache(torch.arange(self.state.batch_size).repeat_interleave(repeats))
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise NotImplementedError(
+                "a stack cannot remove tokens; use a generation method that does not crop the cache"
+            )
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise TypeError("the cache of a stack layer holds no keys and values")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise TypeError("the cache of a stack layer holds no keys and values")
+
+    def offload(self) -> None:
+        """Do nothing: the state is small and stays on its device."""
+
+    def prefetch(self) -> None:
+        """Do nothing; see `offload`."""
+
+
+def stack_cache_layer(cache: Cache, index: int) -> StackCacheLayer:
+    """Return the cache layer of the stack at `index`; an empty one for keys and values is replaced.
+
+    Raises:
+        ValueError: the cache has another kind of layer, or keys and values, at this index.
+    """
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    while len(cache.layers) <= index:
+        cache.layers.append(DynamicLayer())
+    layer: Any = cache.layers[index]
+    if isinstance(layer, StackCacheLayer):
+        return layer
+    if type(layer) is not DynamicLayer or layer.get_seq_length():
+        found = f"a {type(layer).__name__} in layer {index}"
+        raise ValueError(f"past_key_values: expected a DynamicCache, empty or filled by this model, got {found}")
+    new = cache.layers[index] = StackCacheLayer()
+    return new

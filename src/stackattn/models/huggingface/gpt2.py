@@ -1,0 +1,102 @@
+"""GPT-2 with stack attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers.cache_utils import Cache
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Block, GPT2PreTrainedModel
+from transformers.utils.output_capturing import OutputRecorder
+
+from .attention import InsertedStack, NoWeights, build_inserted, replaced_attention
+from .pretrained import StackPreTrainedModel
+
+
+class StackGPT2Config(GPT2Config):
+    """Configuration of GPT-2 with stack attention."""
+
+    model_type = "stackattn-gpt2"
+    stack_layers: str | None = None
+    """All `n_layer` layers in the notation of `parse_layers`. `5.nondeterministic-3-3-5.6` means 5 layers with GPT-2's
+    attention, one with a stack, and 6 more with GPT-2's attention. None: GPT-2's attention in all layers."""
+    inserted_stacks: str | None = None
+    """Stacks that are added between the layers, in the same notation: `6.superposition-64.6` adds a stack after the
+    sixth of 12 layers. Numbers are the model's own layers. None: no added stacks."""
+
+
+class StackGPT2Block(GPT2Block):
+    """A layer of GPT-2, followed by inserted stacks."""
+
+    def __init__(self, config: StackGPT2Config, layer_idx: int, inserted: list[InsertedStack]):
+        super().__init__(config, layer_idx)
+        self.inserted = nn.ModuleList(inserted)
+
+    def forward(
+        self,
+        hidden_states: Any,
+        past_key_values: Cache | None = None,
+        attention_mask: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """(B, T, d_model) -> (B, T, d_model)"""
+        hidden_states = super().forward(hidden_states, past_key_values, attention_mask, *args, **kwargs)
+        for stack in self.inserted:
+            hidden_states = stack(hidden_states, past_key_values, attention_mask)
+        return hidden_states
+
+
+class _StackGPT2(StackPreTrainedModel, GPT2PreTrainedModel):
+    config_class = StackGPT2Config
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": GPT2Block,
+        "attentions": [
+            OutputRecorder(GPT2Attention, layer_name=".attn", index=1),
+            OutputRecorder(NoWeights, layer_name=".attn"),
+        ],
+        "cross_attentions": OutputRecorder(GPT2Attention, layer_name=".crossattention", index=1),
+    }
+    auto_classes = {  # noqa: RUF012
+        "AutoConfig": "StackGPT2Config",
+        "AutoModel": "StackGPT2Model",
+        "AutoModelForCausalLM": "StackGPT2LMHeadModel",
+    }
+
+
+class StackGPT2Model(_StackGPT2, GPT2Model):
+    """GPT-2 without a language modelling head, with stack attention."""
+
+    def __init__(self, config: StackGPT2Config):
+        super().__init__(config)
+        sizes = (config.n_layer, config.n_embd, config.resid_pdrop)
+
+        def norm() -> nn.Module:
+            return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+        for i, inserted in build_inserted(config.inserted_stacks, *sizes, norm):
+            self.h[i] = StackGPT2Block(config, i, inserted)
+        for i, attention in replaced_attention(config.stack_layers, *sizes):
+            self.h[i].attn = attention
+        self.post_init()
+
+
+class StackGPT2LMHeadModel(_StackGPT2, GPT2LMHeadModel):
+    """GPT-2 language model with stack attention. It supports `generate`, `save_pretrained` and `from_pretrained`.
+
+    Raises:
+        ValueError: `stack_layers` or `inserted_stacks` does not have `n_layer` layers.
+
+    Examples::
+
+        config = StackGPT2Config(n_layer=4, n_embd=64, n_head=4, stack_layers="2.nondeterministic-3-3-5.1")
+        model = StackGPT2LMHeadModel(config)
+        model = StackGPT2LMHeadModel.from_pretrained("gpt2", inserted_stacks="6.superposition-64.6")
+    """
+
+    def __init__(self, config: StackGPT2Config):
+        GPT2PreTrainedModel.__init__(self, config)  # GPT2LMHeadModel.__init__ would build a GPT2Model
+        self.transformer = StackGPT2Model(config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.post_init()

@@ -1,0 +1,108 @@
+"""Llama with stack attention: rotary positions, RMSNorm, SwiGLU and grouped-query attention in the other layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaPreTrainedModel,
+    LlamaRMSNorm,
+)
+from transformers.utils.output_capturing import OutputRecorder
+
+from .attention import InsertedStack, NoWeights, build_inserted, replaced_attention
+from .pretrained import StackPreTrainedModel
+
+
+class StackLlamaConfig(LlamaConfig):
+    """Configuration of Llama with stack attention."""
+
+    model_type = "stackattn-llama"
+    stack_layers: str | None = None
+    """All `num_hidden_layers` layers in the notation of `parse_layers`. `5.nondeterministic-3-3-5.6` means 5 layers
+    with Llama's attention, one with a stack, and 6 more with Llama's attention. None: Llama's attention in all
+    layers."""
+    inserted_stacks: str | None = None
+    """Stacks that are added between the layers, in the same notation: `8.superposition-64.8` adds a stack after the
+    eighth of 16 layers. Numbers are the model's own layers. None: no added stacks."""
+
+
+class StackLlamaDecoderLayer(LlamaDecoderLayer):
+    """A layer of Llama, followed by inserted stacks."""
+
+    def __init__(self, config: StackLlamaConfig, layer_idx: int, inserted: list[InsertedStack]):
+        super().__init__(config, layer_idx)
+        self.inserted = nn.ModuleList(inserted)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Any = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """(B, T, d_model) -> (B, T, d_model)"""
+        hidden_states = super().forward(hidden_states, attention_mask, position_ids, past_key_values, **kwargs)
+        for stack in self.inserted:
+            hidden_states = stack(hidden_states, past_key_values, attention_mask)
+        return hidden_states
+
+
+class _StackLlama(StackPreTrainedModel, LlamaPreTrainedModel):
+    config_class = StackLlamaConfig
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": LlamaDecoderLayer,
+        "attentions": [
+            OutputRecorder(LlamaAttention, index=1),
+            OutputRecorder(NoWeights, layer_name=".self_attn"),
+        ],
+    }
+    auto_classes = {  # noqa: RUF012
+        "AutoConfig": "StackLlamaConfig",
+        "AutoModel": "StackLlamaModel",
+        "AutoModelForCausalLM": "StackLlamaForCausalLM",
+    }
+
+
+class StackLlamaModel(_StackLlama, LlamaModel):
+    """Llama without a language modelling head, with stack attention."""
+
+    def __init__(self, config: StackLlamaConfig):
+        super().__init__(config)
+        sizes = (config.num_hidden_layers, config.hidden_size, 0.0)
+
+        def norm() -> nn.Module:
+            return LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+        for i, inserted in build_inserted(config.inserted_stacks, *sizes, norm):
+            self.layers[i] = StackLlamaDecoderLayer(config, i, inserted)
+        for i, attention in replaced_attention(config.stack_layers, *sizes):
+            self.layers[i].self_attn = attention
+        self.post_init()
+
+
+class StackLlamaForCausalLM(_StackLlama, LlamaForCausalLM):
+    """Llama language model with stack attention. It supports `generate`, `save_pretrained` and `from_pretrained`.
+
+    Raises:
+        ValueError: `stack_layers` or `inserted_stacks` does not have `num_hidden_layers` layers.
+
+    Examples::
+
+        config = StackLlamaConfig(num_hidden_layers=4, hidden_size=64, stack_layers="2.nondeterministic-3-3-5.1")
+        model = StackLlamaForCausalLM(config)
+        model = StackLlamaForCausalLM.from_pretrained(folder, inserted_stacks="8.superposition-64.8")
+    """
+
+    def __init__(self, config: StackLlamaConfig):
+        LlamaPreTrainedModel.__init__(self, config)  # LlamaForCausalLM.__init__ would build a LlamaModel
+        self.model = StackLlamaModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
