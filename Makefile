@@ -48,7 +48,7 @@ format: $(VENV)/installed-dev
 	$(BIN)/clang-format -i $(KERNEL)
 	$(call page,format)
 
-# The JavaScript of the HTML report, checked with Biome. Only developers need npm.
+# The JavaScript of the HTML report and the playground, checked with Biome. Only developers need npm.
 page = @if command -v npm >/dev/null; then \
 	  npm install --silent --no-audit --no-fund --no-package-lock && npm run --silent $(1); \
 	else echo "npm is not installed: the JavaScript of the report is not checked"; fi
