@@ -100,6 +100,8 @@ def test_the_page_follows_its_input(page):
     page.locator("#playground-tape button").nth(1).click()
     assert page.inner_text("#playground-stack").startswith("top    : 100 % [1")
     assert page.inner_text("#playground-runs").startswith("best run: push [     stack ⊥ (0 [1")
+    page.locator("#playground-tape button").nth(3).click()
+    assert page.inner_text("#playground-stack") == "top    : 100 % empty"
     page.click("#playground-again")
     assert page.input_value("#playground-seed") != "0"
     shown(page, "")

@@ -89,9 +89,10 @@ const playground = {
       step,
     );
     this.map("nondeterministic", summed, ["⊥", ...text], step);
+    const lines = (levels[step] ?? []).map((row, d) => this.mixture(row, text, d));
     this.list(
       "stack",
-      (levels[step] ?? []).map((row, d) => this.mixture(row, text, d)),
+      lines.filter((line, d) => d === 0 || !line.endsWith(": 100 % empty")),
     );
     this.list(
       "runs",
@@ -110,9 +111,12 @@ const playground = {
   },
 
   mixture(row, text, depth) {
-    const parts = row.map((share, i) => [share, i]).filter(([share]) => share >= 0.005);
-    const names = parts.sort(([a], [b]) => b - a).map(([share, i]) => `${(100 * share).toFixed(0)} % ${text[i]}${i}`);
-    return `${depth ? `depth ${depth}` : "top    "}: ${names.join(", ") || "empty"}`;
+    const named = row.map((share, i) => [share, `${text[i]}${i}`]).sort(([a], [b]) => b - a);
+    const shares = [...named, [1 - row.reduce((a, b) => a + b, 0), "empty"]];
+    const parts = shares
+      .filter(([share]) => share >= 0.005)
+      .map(([share, name]) => `${(100 * share).toFixed(0)} % ${name}`);
+    return `${depth ? `depth ${depth}` : "top    "}: ${parts.join(", ")}`;
   },
 
   list(name, lines) {
