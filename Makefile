@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(os.c
 
 KERNEL := $(wildcard src/stackattn/ops/cpp/kernel/*)
 
-.PHONY: demo test test-fast docs sanitize drills lint format bench clean
+.PHONY: demo test test-fast docs triton sanitize drills lint format bench clean
 demo: $(VENV)/installed-plot
 	$(BIN)/stackattn demo
 
@@ -25,6 +25,10 @@ test-fast: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev $(VENV)/installed-docs-requirements
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site
 	@echo "the site is build/site/index.html"
+
+# The Triton kernels without a GPU; ARGS are versions of Triton.
+triton: $(VENV)/installed-dev
+	tests/triton_backend/run.sh $(ARGS)
 
 # The operator tests with a kernel that checks every memory access; ARGS are passed to pytest.
 sanitize: $(VENV)/installed-dev

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from . import measure, report
+from . import gpu, measure, report
 from .registry import CASES, Contender
 from .steps import Shape
 from .targets import Row
@@ -43,6 +43,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=3.0, help="seconds for fast comparisons (default: %(default)s)")
     parser.add_argument(
         "--output", metavar="NAME", help="writes results/NAME.json and .md (default: all, or selection)"
+    )
+    parser.add_argument(
+        "--device", default="cpu", help="cuda: time only the operators on the GPU and print a table (default: cpu)"
     )
     parser.add_argument("--no-verify", action="store_true", help="skip the tests; prints and writes nothing")
     return parser.parse_args(argv)
@@ -79,6 +82,10 @@ def _measure(
 
 def main(argv: list[str]) -> int:
     args, console = _arguments(argv), Console()
+    if (device := torch.device(args.device)).type != "cpu":
+        for line in (*gpu.environment(device), "", *gpu.table(device)):
+            print(line, flush=True)
+        return 0
     cases, threads = args.cases or list(CASES), sorted(set(args.threads))
     environment = report.environment(shlex.join(["python", "-m", "benchmarks", *argv]), threads)
     if not args.no_verify and not _verify(cases):

@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import __main__ as command
-from benchmarks import measure, report, targets
+from benchmarks import gpu, measure, report, targets
 from benchmarks.registry import CASES
 
 TINY = ["--shapes", "B=2,T=3,Q=2,S=2,m=2", "--budget", "0", "--without", targets.RATE]
@@ -101,3 +101,15 @@ def test_targets_are_computed_from_the_rows():
     assert lines["cpp, time(T=400) / time(T=200)"] == ("8", "met")
     assert lines["cpp, memory(T=400) / memory(T=200): as T^2"] == ("5", "NOT MET")
     assert lines["cpp, T=400, memory above inputs and outputs"] == ("0.5 GB", "met")
+
+
+def test_table_of_a_gpu():
+    """On the CPU as well, for two steps: backends that need a GPU have their error in the table."""
+    lines = list(gpu.table(torch.device("cpu"), lengths=(2,), B=1, seconds=0.001))
+    assert len(lines) == 2 + 2 * 3
+    assert {line.count("|") for line in lines} == {len(gpu.HEADS) + 1}
+    torch_line = next(line for line in lines if "| torch |" in line)
+    assert float(torch_line.split("|")[5]) > 0
+    assert "triton" in lines[4]
+    assert "not available" in lines[4]
+    assert any("triton" in line for line in gpu.environment(torch.device("cpu")))

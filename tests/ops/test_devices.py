@@ -7,7 +7,7 @@ from stacks import Nondeterministic, Superposition, seeded
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import stackattn
-from stackattn.ops import checks, extension, immediate_checks, states
+from stackattn.ops import checks, dispatch, extension, immediate_checks, states
 from stackattn.ops.pytorch import columns, operators, vectors, window
 from stackattn.ops.transitions import join_transitions
 
@@ -217,3 +217,28 @@ def test_windowed_rows_beyond_the_range_are_nan(request):
     assert torch.equal(weights[0], expected[0])
     torch.testing.assert_close(weights[1, :2], expected[1, :2], rtol=1e-12, atol=0)
     assert weights[1, 2:].isnan().any()
+
+
+def test_auto_uses_torch_on_a_gpu_unless_the_environment_says_triton(monkeypatch):
+    gpu = torch.device("cuda")
+    assert dispatch.choose("auto", gpu, 2, 2) == "torch"
+    monkeypatch.setenv("STACKATTN_GPU_BACKEND", "triton")
+    assert dispatch.choose("auto", gpu) == "torch"  # states and softmax attention
+    with pytest.raises(RuntimeError, match="PyTorch finds no GPU"):
+        dispatch.choose("auto", gpu, 2, 2)
+    monkeypatch.setattr(dispatch.availability, "status", lambda: "available")
+    monkeypatch.setattr(dispatch.availability, "works", lambda device, Q, S: True)
+    assert dispatch.choose("auto", gpu, 2, 2) == "triton"
+    monkeypatch.setattr(dispatch, "kernel", object())
+    assert dispatch.choose("auto", torch.device("cpu"), 2, 2) == "cpp"
+    monkeypatch.setenv("STACKATTN_GPU_BACKEND", "cpp")
+    with pytest.raises(ValueError, match="STACKATTN_GPU_BACKEND: expected 'torch' or 'triton', got 'cpp'"):
+        dispatch.choose("auto", gpu, 2, 2)
+
+
+def test_triton_is_refused_on_the_cpu(monkeypatch):
+    with pytest.raises(RuntimeError, match="backend 'triton' is not available: PyTorch finds no GPU"):
+        stackattn.nondeterministic_weights(*STACK.inputs(1, 2), backend="triton")
+    monkeypatch.setattr(dispatch.availability, "status", lambda: "available")
+    with pytest.raises(ValueError, match="runs only on GPUs"):
+        stackattn.nondeterministic_weights(*STACK.inputs(1, 2), backend="triton")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from runs import Killed, Stopper, lines, outcome, processes, stop, tiny
 
+from stackattn.ops import immediate
 from stackattn.training import ConfigError, RunError, loop, run_experiment
 from stackattn.training.cfl import CFLTask
 
@@ -48,6 +49,23 @@ def test_nan_loss(call, seconds, message, tmp_path, monkeypatch):
     run_experiment(tiny(), tmp_path / "run", resume=True)
     run_experiment(tiny(), tmp_path / "whole")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_a_nan_loss_on_a_gpu_is_computed_again_with_immediate_checks(tmp_path, monkeypatch):
+    real, repeated = CFLTask.loss, []
+
+    def loss(self, model, batch):
+        repeated.append(immediate._requests > 0)
+        nan = len(repeated) == 3 and not repeated[-1]
+        return real(self, model, batch) * (float("nan") if nan else 1)
+
+    run_experiment(tiny(), tmp_path / "expected")
+    monkeypatch.setattr(CFLTask, "loss", loss)
+    monkeypatch.setattr(loop, "reads_values", lambda device: immediate._requests > 0)
+    run_experiment(tiny(), tmp_path / "run")
+    assert repeated.index(True) == 3
+    assert sum(repeated) == 1
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "expected")
 
 
 def test_a_nonfinite_validation_score_ends_the_run(tmp_path, monkeypatch):

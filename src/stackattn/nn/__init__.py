@@ -11,11 +11,13 @@ Modules:
     layers            transformer layers: attention and feed-forward network with norms and residual connections
     adapters          stack attention inside PyTorch's transformer layers
     state             states for running layers and models step by step
+    graphs            CUDA graphs
     checks            argument checks
 """
 
 from .adapters import StackSelfAttention, replace_self_attention
 from .attention import AttentionState, CrossAttention, Memory, SelfAttention
+from .graphs import capture
 from .kinds import STACK_KINDS, StackKind
 from .layers import FeedForward, Sublayer, TransformerLayer, sinusoids
 from .nondeterministic import NondeterministicStackAttention
@@ -44,6 +46,7 @@ __all__ = [
     "SuperpositionStackAttention",
     "TransformerLayer",
     "build_attention",
+    "capture",
     "format_layers",
     "parse_layers",
     "replace_self_attention",

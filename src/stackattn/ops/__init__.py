@@ -19,6 +19,7 @@
 - transitions.py: the three transition tensors as one
 - pytorch/: the charts in plain PyTorch, for any device
 - cpp/: the charts in C++, for the CPU
+- triton_backend/: the charts in Triton, for GPUs; memory.py: the limit on the memory of charts
 
 NOTATION.md explains the letters.
 """

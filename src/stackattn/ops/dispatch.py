@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import shutil
 import sys
 import warnings
 from types import ModuleType
 
 import torch
+
+from .triton_backend import availability
 
 INTERFACE = 4
 """Version of the kernel's functions that this package calls, as in cpp/kernel/module.cpp."""
@@ -33,7 +36,8 @@ def _load_kernel() -> tuple[ModuleType | None, ImportError | None]:
 
 kernel, _KERNEL_ERROR = _load_kernel()
 
-NAMES = ("auto", "reference", "torch", "cpp")
+_GPU_BACKEND = "STACKATTN_GPU_BACKEND"  # environment variable: what `auto` uses on a GPU, `torch` by default
+NAMES = ("auto", "reference", "torch", "cpp", "triton")
 
 
 def backends() -> dict[str, str]:
@@ -48,7 +52,12 @@ def backends() -> dict[str, str]:
         >>> stackattn.backends()["torch"]
         'available'
     """
-    return {"reference": "available", "torch": "available", "cpp": _kernel_status()}
+    return {
+        "reference": "available",
+        "torch": "available",
+        "cpp": _kernel_status(),
+        "triton": availability.status(),
+    }
 
 
 def _kernel_status() -> str:
@@ -74,10 +83,18 @@ def _kernel_status() -> str:
     )
 
 
-def choose(backend: str, device: torch.device) -> str:
-    """Resolve `"auto"` for tensors on `device`; raise if the requested backend cannot run there."""
+def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1) -> str:
+    """Resolve `"auto"` for tensors on `device`; raise if the requested backend cannot run there.
+
+    For an operator with Q states and S symbols (1 and 1: superposition), `"triton"` is compared with `"torch"` at its
+    first use on a device, which is the result if they disagree. Without Q, `"triton"` is refused.
+    """
     if backend not in NAMES:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, NAMES))}, got {backend!r}")
+    if backend == "auto" and device.type != "cpu" and Q is not None:
+        backend = os.environ.get(_GPU_BACKEND, "torch")
+        if backend not in ("torch", "triton"):
+            raise ValueError(f"{_GPU_BACKEND}: expected 'torch' or 'triton', got {backend!r}")
     if backend == "auto":
         if device.type != "cpu":
             return "torch"
@@ -92,7 +109,20 @@ def choose(backend: str, device: torch.device) -> str:
             raise ValueError(
                 f"backend 'cpp' runs only on the CPU, but the tensors are on {device}; use 'torch' or 'auto'"
             )
+    if backend == "triton":
+        if Q is None:
+            raise ValueError(
+                "backend 'triton' has no windows, limited depths, states and softmax attention; use 'torch' or 'auto'"
+            )
+        availability.require(device)
+        return "triton" if availability.works(device, Q, S) else "torch"
     return backend
+
+
+def module_of(backend: str) -> ModuleType:
+    """The operators of `"torch"` or `"triton"`."""
+    package = ".pytorch" if backend == "torch" else ".triton_backend"
+    return importlib.import_module(f"{package}.operators", __package__)
 
 
 def choose_for_state(backend: str, device: torch.device) -> str:

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from . import checks, reference
 from .cpp import native
-from .dispatch import choose
+from .dispatch import choose, module_of
 from .lengths import length_mask
-from .pytorch import chart
-from .pytorch import operators as torch_backend
 from .pytorch.steps import neutral
 from .registration import NO_SECOND_DERIVATIVES, Operator
 from .transitions import join_transitions
@@ -41,7 +39,7 @@ def nondeterministic_weights(
         window: number of steps after its push in which an element can be popped. An older one can be read and replaced
             but not popped: a run that would pop it ends, as at the bottom. With T steps, `window >= T` is exact.
             The default is no limit.
-        backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
+        backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, T + 1, Q, S)
@@ -69,7 +67,7 @@ def nondeterministic_weights(
     """
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     checks.check_limit("window", window)
-    backend = choose(backend, log_push.device)
+    backend = choose(backend, log_push.device, *(log_push.shape[2:4] if window is None else ()))
     if backend == "reference":
         return _reference(log_push, log_replace, log_pop, lengths, window)
     if window is not None:
@@ -93,7 +91,7 @@ def _reference(
     return weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
 
 
-# The second result is the memory of the charts, which the `torch` backend reuses in its backward pass; otherwise empty.
+# The second result is the memory of the charts, which `torch` and `triton` reuse in the backward pass; otherwise empty.
 _op = Operator(
     "nondeterministic_weights",
     "(Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend) -> (Tensor, Tensor)",
@@ -112,7 +110,7 @@ def _(log_push, log_replace, log_pop, lengths, backend):
     if backend == "cpp":
         return native.nondeterministic(log_push, log_replace, log_pop, lengths), _no_memory(log_push)
     _check_numbers(log_push, log_replace, log_pop, lengths)
-    weights, memory = torch_backend.nondeterministic(log_push, log_replace, log_pop, lengths)
+    weights, memory = module_of(backend).nondeterministic(log_push, log_replace, log_pop, lengths)
     return weights.to(log_push.dtype).contiguous(), memory
 
 
@@ -124,7 +122,7 @@ def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
     lengths = checks.copy_lengths(lengths, log_push.shape[1])
     if backend == "cpp":
         return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)
-    found = torch_backend.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths, memory)
+    found = module_of(backend).nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths, memory)
     return tuple(x.to(log_push.dtype).contiguous() for x in found)
 
 
@@ -135,7 +133,7 @@ def _no_memory(x):
 @_op.fake
 def _(log_push, log_replace, log_pop, lengths, backend):
     B, T, Q, S = log_push.shape[:4]
-    size = chart.Chart.size(T, B, Q, S) if backend == "torch" else 0
+    size = 0 if backend == "cpp" else module_of(backend).kept_size(T, B, Q, S)
     return log_push.new_empty(B, T, T + 1, Q, S), log_push.new_empty(size, dtype=torch.float64)
 
 

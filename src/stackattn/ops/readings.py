@@ -7,8 +7,6 @@ and never computes the weights. Results are the same up to rounding.
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 
@@ -17,14 +15,14 @@ from .cpp import native
 from .dispatch import choose
 from .eager import is_plain
 from .lengths import length_mask
+from .memory import chart_memory
 from .nondeterministic import nondeterministic_weights
 from .registration import NO_SECOND_DERIVATIVES, Operator
 from .superposition import superposition_weights
 from .transitions import join_transitions, split_transitions
 from .window import windowed_readings
 
-_LIMIT = "STACKATTN_CHART_MEMORY"
-_DEFAULT_LIMIT = 256  # MB
+_DEFAULT_MEMORY = 256  # MB
 
 
 def nondeterministic_readings(
@@ -51,7 +49,7 @@ def nondeterministic_readings(
         lengths: (B,), optional
             Steps of each sequence. Later steps are not read; their readings and gradients are zero.
         window: as in `nondeterministic_weights`. Time is then proportional to T, and so is memory.
-        backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
+        backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, Q, S, m)
@@ -68,7 +66,7 @@ def nondeterministic_readings(
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     checks.check_values(values, log_push, log_push.shape[1] + 1)
     checks.check_limit("window", window)
-    backend = choose(backend, log_push.device)
+    backend = choose(backend, log_push.device, *(log_push.shape[2:4] if window is None else ()))
     if window is not None and backend != "reference":
         steps = join_transitions(log_push, log_replace, log_pop)
         return windowed_readings(steps, values, lengths, window, backend)
@@ -110,7 +108,7 @@ def superposition_readings(
             Steps of each sequence. Later steps are not read; their readings and gradients are zero.
         depth: number of elements that are kept after each step, the top ones. The time is then linear in T. By default,
             all elements are kept.
-        backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
+        backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, m)
@@ -126,7 +124,7 @@ def superposition_readings(
     checks.check_actions(actions, lengths)
     checks.check_values(values, actions, actions.shape[1])
     checks.check_limit("depth", depth)
-    backend = choose(backend, actions.device)
+    backend = choose(backend, actions.device, *((1, 1) if depth is None else ()))
     if depth is not None and backend != "reference":
         return vectors.readings(actions, values, lengths, depth, backend)
     if backend == "cpp" and _pays(values):
@@ -157,21 +155,12 @@ def _readings(steps: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
     return _op(steps, values, lengths)
 
 
-def _chart_memory() -> int:
-    """The largest number of bytes that a call keeps for its backward pass."""
-    text = os.environ.get(_LIMIT, "")
-    try:
-        return int(1e6 * float(text)) if text else _DEFAULT_LIMIT * 10**6
-    except ValueError:
-        raise ValueError(f"{_LIMIT}: expected a number of MB, got {text!r}") from None
-
-
 class _Readings(torch.autograd.Function):
     """The kernel for eager code: half the overhead of a registered operator, and charts that are kept."""
 
     @staticmethod
     def forward(ctx, steps, values, lengths, keep):
-        kept = native.kept_charts(steps, values, _chart_memory()) if keep else None
+        kept = native.kept_charts(steps, values, chart_memory(_DEFAULT_MEMORY)) if keep else None
         ctx.lengths = lengths
         ctx.save_for_backward(steps, values, kept)
         return native.readings(steps, values, lengths, kept)

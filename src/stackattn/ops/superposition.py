@@ -7,9 +7,8 @@ from torch import Tensor
 
 from . import checks, reference, vectors
 from .cpp import native
-from .dispatch import choose
+from .dispatch import choose, module_of
 from .lengths import length_mask
-from .pytorch import operators as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
@@ -24,7 +23,7 @@ def superposition_weights(
         lengths: (B,), optional
             Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
         depth: number of elements that are kept after each step, the top ones. By default, all elements are kept.
-        backend: `"auto"`, `"reference"`, `"torch"` or `"cpp"`; see `stackattn.backends()`.
+        backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:
         (B, T, T)
@@ -49,7 +48,7 @@ def superposition_weights(
     """
     checks.check_actions(actions, lengths)
     checks.check_limit("depth", depth)
-    backend = choose(backend, actions.device)
+    backend = choose(backend, actions.device, *((1, 1) if depth is None else ()))
     if backend == "reference":
         return _reference(actions, lengths, depth)
     B, T = actions.shape[:2]
@@ -81,7 +80,7 @@ def _(actions, lengths, backend):
     if backend == "cpp":
         return native.superposition(actions, lengths)
     checks.check_numbers("actions", actions, lengths, minus_infinity=False)
-    return torch_backend.superposition(actions, lengths).to(actions.dtype).contiguous()
+    return module_of(backend).superposition(actions, lengths).to(actions.dtype).contiguous()
 
 
 @_op_backward.implementation
@@ -92,7 +91,7 @@ def _(grad, actions, lengths, backend):
     lengths = checks.copy_lengths(lengths, actions.shape[1])
     if backend == "cpp":
         return native.superposition_backward(grad, actions, lengths)
-    return torch_backend.superposition_backward(grad, actions, lengths).to(actions.dtype).contiguous()
+    return module_of(backend).superposition_backward(grad, actions, lengths).to(actions.dtype).contiguous()
 
 
 @_op.fake

@@ -109,12 +109,14 @@ def _fill_F(steps: Steps, chart: Chart, superposition: bool) -> None:
             both += chart.FU[t, :, 1, ..., :1]
 
 
-def walk_back(steps: Steps, chart: Chart, dFU: Number, superposition: bool = False) -> Steps:
-    """Gradients with respect to the transition weights, from those with respect to F and U, which are overwritten.
+def walk_back(steps: Steps, chart: Chart, dF: Number, superposition: bool = False) -> Steps:
+    """Gradients with respect to the transition weights, from those with respect to F.
 
     Rows are processed in reverse order; each row sums its gradient from the completed rows that used it.
     """
     Q = chart.axes[1]
+    dFU = dF.new_zeros(*chart.FU.shape)
+    dFU[:, :, 0] = dF
     F_moves = _walk_back_F(steps, chart, dFU, superposition)
     D_moves, pop = _walk_back_P_and_D(steps, chart, dFU)
     replace, push = (_block(F_moves, Q, kind, 0).mT for kind in (0, 1))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..immediate import reads_values
 from ..lengths import length_mask
-from .chart import Chart, Number, Steps, fill, walk_back
+from . import chart as plain
+from .chart import Number, Steps
 from .extended import Extended
 from .steps import action_gradients, action_steps, log_gradients, neutral, scaled_steps
 
@@ -16,17 +20,25 @@ from .steps import action_gradients, action_steps, log_gradients, neutral, scale
 SMALLEST_MASS = 2.6e-261
 
 
+Chart = Any  # of the module `charts` that fills it: pytorch/chart.py, or another one with the same functions
+
+
+def kept_size(T: int, B: int, Q: int, S: int) -> int:
+    """Numbers that the forward pass keeps for the backward pass."""
+    return plain.Chart.size(T, B, Q, S)
+
+
 def nondeterministic(
-    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, charts: ModuleType = plain
 ) -> tuple[Tensor, Tensor]:
     """Attention weights (B, T, T + 1, Q, S) in float64, and the memory of the charts for the backward pass."""
     Q = log_push.shape[2]
     inputs = neutral(log_push, log_replace, log_pop, lengths)
-    chart = fill(scaled_steps(*inputs, extended=False), Q)
+    chart = charts.fill(scaled_steps(*inputs, extended=False), Q)
     weights = _normalise(chart)[0]
     if reads_values(weights.device):
         for b in _out_of_range(chart, lengths):
-            exact = fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
+            exact = plain.fill(scaled_steps(*(x[b : b + 1] for x in inputs), extended=True), Q)
             weights[..., b : b + 1, :] = _normalise(exact)[0]
     else:
         weights = _marked(weights, chart, inputs, lengths)
@@ -37,7 +49,13 @@ def nondeterministic(
 
 
 def nondeterministic_backward(
-    grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, memory: Tensor
+    grad: Tensor,
+    log_push: Tensor,
+    log_replace: Tensor,
+    log_pop: Tensor,
+    lengths: Tensor | None,
+    memory: Tensor,
+    charts: ModuleType = plain,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients with respect to the log weights in float64, from `grad` with respect to the attention weights.
 
@@ -51,11 +69,12 @@ def nondeterministic_backward(
         grad = (grad - (grad * weights).sum((1, 2, 4), keepdim=True)).where(alive, 0.0)
         if not reads_values(grad.device):
             grad = _marked(grad, chart, inputs, lengths)
-        dFU = chart.FU.new_zeros(*chart.FU.shape)
+        dF = chart.F.new_zeros(*chart.F.shape)
         if isinstance(mass, Extended):
             grad = Extended.of(grad)
-        dFU[1:, :, 0, ..., 1:] = grad / mass
-        return log_gradients(steps, walk_back(steps, chart, dFU), Q)
+        dF[1:, ..., 1:] = grad / mass
+        walk_back = plain.walk_back if isinstance(mass, Extended) else charts.walk_back
+        return log_gradients(steps, walk_back(steps, chart, dF), Q)
 
     B, T, Q, S = log_push.shape[:4]
     inputs = neutral(log_push, log_replace, log_pop, lengths)
@@ -63,11 +82,11 @@ def nondeterministic_backward(
     if lengths is not None:
         grad = grad.where(length_mask(lengths, T)[..., None, None, None], 0.0)
     steps = scaled_steps(*inputs, extended=False)
-    chart = Chart(memory, T, B, Q, S) if memory.numel() else fill(steps, Q)
+    chart = charts.Chart(memory, T, B, Q, S) if memory.numel() else charts.fill(steps, Q)
     results = gradients(steps, chart, grad)
     for b in _out_of_range(chart, lengths) if reads_values(grad.device) else []:
         steps = scaled_steps(*(x[b : b + 1] for x in inputs), extended=True)
-        for result, exact in zip(results, gradients(steps, fill(steps, Q), grad[b : b + 1]), strict=True):
+        for result, exact in zip(results, gradients(steps, plain.fill(steps, Q), grad[b : b + 1]), strict=True):
             result[b] = exact[0]
     return results
 
@@ -114,18 +133,18 @@ def _marked(rows: Tensor, chart: Chart, inputs: list[Tensor], lengths: Tensor | 
     return rows.where(good[:, None, None, :, None], torch.nan)
 
 
-def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
-    chart = fill(action_steps(actions, lengths), 1, superposition=True)
+def superposition(actions: Tensor, lengths: Tensor | None, charts: ModuleType = plain) -> Tensor:
+    chart = charts.fill(action_steps(actions, lengths), 1, superposition=True)
     weights = chart.F[1:, 0, 0, :, 2:].transpose(0, 1)  # (B, T, T)
     return weights if lengths is None else weights.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
 
 
-def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
+def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None, charts: ModuleType = plain) -> Tensor:
     steps = action_steps(actions, lengths)
-    chart = fill(steps, 1, superposition=True)
+    chart = charts.fill(steps, 1, superposition=True)
     grad = grad.double()
     if lengths is not None:
         grad = grad.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
-    dFU = torch.zeros_like(chart.FU)
-    dFU[1:, 0, 0, 0, :, 2:] = grad.transpose(0, 1)
-    return action_gradients(walk_back(steps, chart, dFU, superposition=True))
+    dF = torch.zeros_like(chart.F)
+    dF[1:, 0, 0, :, 2:] = grad.transpose(0, 1)
+    return action_gradients(charts.walk_back(steps, chart, dF, superposition=True))

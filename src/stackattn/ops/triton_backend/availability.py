@@ -1,0 +1,104 @@
+"""Whether the Triton backend can be used: installed, recent enough, and correct on this device."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import warnings
+
+import torch
+
+from .launches import check_sizes
+
+OLDEST = (3, 7)
+"""The first version of Triton whose float64 matrix products work both on GPUs and in its interpreter."""
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter is requested, which runs the kernels on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def status() -> str:
+    """`"available"`, or why the backend is not available and what to do. Without a GPU, Triton is not imported."""
+    if not torch.cuda.is_available() and not interpreted():
+        return "PyTorch finds no GPU. On the CPU, use 'cpp'."
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed. A PyTorch for GPUs installs it; otherwise: `pip install 'stackattn[gpu]'`."
+    import triton  # pyright: ignore[reportMissingImports]
+
+    found = tuple(int(x) for x in triton.__version__.split(".")[:2])
+    if found < OLDEST:
+        return (
+            f"expected Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {triton.__version__}. Triton belongs to a "
+            "version of PyTorch: install a newer PyTorch, or use 'torch'."
+        )
+    return "available"
+
+
+def require(device: torch.device) -> None:
+    """Raise if the backend cannot run on `device`."""
+    if status() != "available":
+        raise RuntimeError(f"backend 'triton' is not available: {status()}")
+    if device.type == "cpu" and not interpreted():
+        raise ValueError("backend 'triton' runs only on GPUs, but the tensors are on cpu; use 'cpp', 'torch' or 'auto'")
+
+
+def works(device: torch.device, Q: int, S: int) -> bool:
+    """Whether the kernels agree with the `torch` backend on a tiny problem; checked once for each device and sizes.
+
+    A wrong result, or an error of the compiler or the driver, warns once. The caller then uses the `torch` backend.
+    """
+    check_sizes(Q, S)
+    return _agrees(device, Q, S)
+
+
+# What torch.compiler.assume_constant_result does, which would import the compiler: torch.compile calls the function.
+works._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@functools.cache
+def _agrees(device: torch.device, Q: int, S: int) -> bool:
+    try:
+        problem = _difference(device, Q, S)
+    except Exception as error:  # Triton, its compilers and drivers raise errors of many classes
+        problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    if problem is not None:
+        warnings.warn(
+            f"stackattn uses its `torch` backend instead of 'triton' for {Q} states and {S} symbols on {device}: "
+            f"{problem}. Please report this (docs/gpu.md).",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return problem is None
+
+
+def _difference(device: torch.device, Q: int, S: int) -> str | None:
+    """Compare weights and gradients of two sequences of 5 steps; returns what differs."""
+    from ..pytorch import operators as plain
+    from . import operators
+
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+
+    lengths = torch.tensor([5, 3]).to(device)
+    inputs = numbers(2, 5, Q, S, Q, S), numbers(2, 5, Q, S, Q, S), numbers(2, 5, Q, S, Q)
+    grad = numbers(2, 5, 6, Q, S)
+    actions, grad_rows = numbers(2, 5, 3).softmax(-1), numbers(2, 5, 5)
+    results = []
+    for module in (operators, plain):
+        weights, memory = module.nondeterministic(*inputs, lengths)
+        found = [weights, *module.nondeterministic_backward(grad, *inputs, lengths, memory)]
+        if Q == S == 1:
+            found.append(module.superposition(actions, lengths))
+            found.append(module.superposition_backward(grad_rows, actions, lengths))
+        results.append(found)
+    for found, expected in zip(*results, strict=True):
+        error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3))
+        if not error < 1e-10:
+            return f"a tiny problem has a relative error of {error:.1e}"
+    return None

@@ -1,0 +1,30 @@
+"""Launch configurations.
+
+tests/triton_backend compiles the kernels with each of them for several GPUs and checks registers and shared memory.
+"""
+
+from __future__ import annotations
+
+MOST_PAIRS = 32
+"""Largest Q * S of the kernels."""
+
+# Q * S at most -> columns of a block, terms of a product, warps. One stage: prefetching needs more shared memory.
+_TABLE = {
+    16: {"E": 16, "BC": 32, "BK": 32, "num_warps": 4, "num_stages": 1},
+    32: {"E": 32, "BC": 32, "BK": 32, "num_warps": 4, "num_stages": 1},
+}
+
+
+def check_sizes(Q: int, S: int) -> None:
+    """Raise ValueError if the kernels do not support these numbers of states and symbols."""
+    if Q > 16 or Q * S > MOST_PAIRS:
+        raise ValueError(
+            f"backend 'triton' supports up to 16 states and {MOST_PAIRS} pairs of state and symbol, got {Q} states and "
+            f"{S} symbols; use backend='torch'"
+        )
+
+
+def configuration(Q: int, S: int) -> dict[str, int]:
+    """Compile-time sizes and options of all kernels for Q states and S symbols."""
+    check_sizes(Q, S)
+    return {"Q": Q, "S": S, **_TABLE[16 if Q * S <= 16 else 32]}

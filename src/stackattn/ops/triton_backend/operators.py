@@ -1,0 +1,80 @@
+"""The operators and their backward passes in Triton, with the interface of pytorch/operators.py.
+
+All but the charts is shared with the `torch` backend, also the criterion for the range of float64. A batch whose charts
+need more memory than STACKATTN_CHART_MEMORY (in MB) is computed in parts, and its charts are not kept for the backward
+pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..memory import chart_memory
+from ..pytorch import operators as plain
+from . import charts
+
+_DEFAULT_MEMORY = 2048  # MB
+
+
+def kept_size(T: int, B: int, Q: int, S: int) -> int:
+    """Numbers that the forward pass keeps for the backward pass."""
+    return charts.Chart.size(T, B, Q, S) if _part_size(T, B, Q, S) == B else 0
+
+
+def _part_size(T: int, B: int, Q: int, S: int) -> int:
+    """Sequences whose charts are in memory at once."""
+    most = chart_memory(_DEFAULT_MEMORY) // (8 * charts.Chart.size(T, 1, Q, S))
+    return min(B, max(1, most)) if B else 0
+
+
+def _parts(x: Tensor, Q: int, S: int) -> list[slice]:
+    B, T = x.shape[:2]
+    size = _part_size(T, B, Q, S)
+    return [slice(b, b + size) for b in range(0, B, size)] if 0 < size < B else [slice(None)]
+
+
+def nondeterministic(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention weights (B, T, T + 1, Q, S) in float64, and the memory of the charts if they are kept."""
+    inputs = log_push, log_replace, log_pop
+    found = [
+        plain.nondeterministic(*(x[part] for x in inputs), _of(lengths, part), charts=charts)
+        for part in _parts(log_push, *log_push.shape[2:4])
+    ]
+    if len(found) == 1:
+        return found[0]
+    return torch.cat([weights for weights, _ in found]), found[0][1][:0].clone()
+
+
+def nondeterministic_backward(
+    grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, memory: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients with respect to the log weights in float64."""
+    inputs = grad, log_push, log_replace, log_pop
+    found = [
+        plain.nondeterministic_backward(*(x[part] for x in inputs), _of(lengths, part), memory, charts=charts)
+        for part in _parts(log_push, *log_push.shape[2:4])
+    ]
+    push, replace, pop = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
+    return push, replace, pop
+
+
+def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
+    return torch.cat(
+        [plain.superposition(actions[part], _of(lengths, part), charts=charts) for part in _parts(actions, 1, 1)]
+    )
+
+
+def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
+    return torch.cat(
+        [
+            plain.superposition_backward(grad[part], actions[part], _of(lengths, part), charts=charts)
+            for part in _parts(actions, 1, 1)
+        ]
+    )
+
+
+def _of(lengths: Tensor | None, part: slice) -> Tensor | None:
+    return None if lengths is None else lengths[part]

@@ -1,0 +1,136 @@
+"""On a GPU: `pytest -m gpu`. The same numbers as on the CPU, bitwise repeatable, and without waiting."""
+
+import copy
+
+import pytest
+import torch
+
+import stackattn
+from stackattn.models import TransformerLM, TransformerLMConfig
+from stackattn.models.generation import beam_search, greedy
+from stackattn.nn import NondeterministicStackAttention, capture
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+BACKENDS = ("torch", "triton")
+
+
+@pytest.fixture(autouse=True)
+def _without_deterministic_algorithms():
+    """Some of PyTorch's own kernels raise in that mode, which tests/conftest.py sets."""
+    torch.use_deterministic_algorithms(False)
+
+
+def transitions(B=2, T=20, Q=3, S=3, scale=1.0):
+    shapes = (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+    return [scale * torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def results(inputs, backend, lengths=None):
+    """Attention weights and gradients, on the CPU."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    operator = stackattn.nondeterministic_weights if len(inputs) == 3 else stackattn.superposition_weights
+    weights = operator(*inputs, lengths, backend=backend)
+    grad = torch.randn(weights.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    grads = torch.autograd.grad(weights, inputs, grad.to(weights))
+    return [x.detach().cpu() for x in (weights, *grads)]
+
+
+def on_gpu(inputs):
+    return [x.cuda() for x in inputs]
+
+
+def assert_close(found, expected):
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("T", "Q", "S"), [(0, 2, 2), (1, 2, 2), (5, 1, 1), (33, 3, 3), (20, 4, 8)])
+def test_nondeterministic(backend, T, Q, S):
+    inputs = transitions(2, T, Q, S)
+    assert_close(results(on_gpu(inputs), backend), results(inputs, "cpp"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lengths_and_forbidden_transitions(backend):
+    inputs, lengths = transitions(3, 9, 2, 2), torch.tensor([9, 0, 4])
+    inputs[0][:, 2, :, 1] = -torch.inf
+    for x in inputs:
+        x[2, 4:] = torch.nan
+    assert_close(results(on_gpu(inputs), backend, lengths.cuda()), results(inputs, "cpp", lengths))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_superposition(backend):
+    actions = torch.randn(3, 40, 3, dtype=torch.float64).softmax(-1)
+    lengths = torch.tensor([40, 7, 0])
+    assert_close(results([actions.cuda()], backend, lengths.cuda()), results([actions], "cpp", lengths))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_wide_logits_are_nan_or_exact(backend):
+    inputs = transitions(2, 8, 2, 2, scale=1000.0)
+    assert results(on_gpu(inputs), backend)[0].isnan().any()
+    with stackattn.immediate_checks():
+        assert_close(results(on_gpu(inputs), backend), results(inputs, "cpp"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bitwise_repeatable(backend):
+    inputs = on_gpu(transitions())
+    assert all(map(torch.equal, results(inputs, backend), results(inputs, backend)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_waits(backend):
+    inputs = on_gpu(transitions())
+    results(inputs, backend)  # compiles the kernels and compares them with `torch`
+    inputs = [x.requires_grad_() for x in inputs]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        weights = stackattn.nondeterministic_weights(*inputs, backend=backend)
+        torch.autograd.grad(weights, inputs, torch.ones_like(weights))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_peak_memory(backend):
+    """Charts, their gradients and a few tensors of the size of the result."""
+    inputs = [x.requires_grad_() for x in on_gpu(transitions(4, 100))]
+    stackattn.nondeterministic_weights(*inputs, backend=backend)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    weights = stackattn.nondeterministic_weights(*inputs, backend=backend)
+    torch.autograd.grad(weights, inputs, torch.ones_like(weights))
+    charts = 8 * 2 * 4 * 101 * 101 * 3 * 3 * 3
+    share = 2.5 if backend == "torch" else 1.5  # packed triangles are half as large
+    assert torch.cuda.max_memory_allocated() - before < share * charts + 12 * weights.nbytes
+
+
+def test_a_captured_layer_gives_the_same_results():
+    layer = NondeterministicStackAttention(16, 2, 2, 4).cuda()
+    plain, x = copy.deepcopy(layer), torch.randn(3, 12, 16, device="cuda", requires_grad=True)
+    capture(layer, torch.zeros_like(x, requires_grad=True))
+    for _ in range(2):
+        found, expected = (torch.autograd.grad(module(x).square().sum(), x)[0] for module in (layer, plain))
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("layers", ["1.superposition-8.1", "1.nondeterministic-2-2-4.1"])
+def test_training_and_generation(layers):
+    model = TransformerLM(TransformerLMConfig(input_size=9, output_size=9, layers=layers, d_model=16, heads=2)).cuda()
+    tokens = torch.randint(9, (4, 12), device="cuda")
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    for dtype in (None, torch.bfloat16):
+        with torch.autocast("cuda", dtype, enabled=dtype is not None):
+            loss = model(tokens, torch.tensor([12, 3, 7, 1], device="cuda")).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        assert loss.isfinite()
+    model.eval()
+    twin = copy.deepcopy(model).cpu()
+    for decode in (greedy, beam_search):
+        found = decode(model, tokens[:, :3], max_new_tokens=6, eos=8)
+        expected = decode(twin, tokens[:, :3].cpu(), max_new_tokens=6, eos=8)
+        assert [x.tokens for x in found] == [x.tokens for x in expected]

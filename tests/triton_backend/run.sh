@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Tests the Triton kernels without a GPU, in Triton's interpreter and by compiling them for GPUs that are not present.
+# Arguments: versions of Triton (default: the oldest supported one). Each is installed into a folder of its own, beside
+# the environment .venv and not into it, and pip's cache keeps the download.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=.venv/bin/python
+for version in "${@:-3.7.0}"; do
+  folder=.venv-triton/$version
+  if [ ! -e "$folder/installed" ]; then
+    $python -m pip install --quiet --no-deps --upgrade --target "$folder" "triton==$version"
+    touch "$folder/installed"
+  fi
+  export PYTHONPATH=$PWD/$folder
+  # Two processes: the interpreter replaces the compiler.
+  STACKATTN_TRITON_TESTS=interpreter TRITON_INTERPRET=1 $python -m pytest tests/triton_backend &
+  STACKATTN_TRITON_TESTS=compiler TRITON_CACHE_DIR=$folder/cache $python -m pytest tests/triton_backend
+  wait $!
+done

@@ -1,0 +1,69 @@
+"""The kernels compiled for GPUs that are not present: shared memory, spilled registers, tensor-core instructions."""
+
+import inspect
+import re
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from stackattn.ops.triton_backend import kernels
+from stackattn.ops.triton_backend.launches import configuration
+
+KERNELS = ("fill_P_and_D", "fill_F", "walk_back_F", "walk_back_D", "walk_back_P", "collect")
+SIZES = {"n": "i32", "B": "i32", "j": "i32", "t": "i32"}
+NVIDIA_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+# Compute capability or architecture: target and shared memory of a block in bytes
+GPUS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), 99 * 1024),
+    "sm_90": (GPUTarget("cuda", 90, 32), 99 * 1024),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
+}
+
+
+def compiled(name, gpu, Q, S):
+    kernel = getattr(kernels, name)
+    options = {**configuration(Q, S), "BQ": 1 << (Q - 1).bit_length(), "SUPERPOSITION": Q * S == 1}
+    launch = {key: options[key] for key in ("num_warps", "num_stages")}
+    names = inspect.signature(kernel.fn).parameters
+    constants = {x: options[x] for x in names if x in options}
+    signature = {x: "constexpr" if x in constants else SIZES.get(x, "*fp64") for x in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions announce changes of their defaults
+        return triton.compile(ASTSource(kernel, signature, constexprs=constants), target=gpu, options=launch)
+
+
+def nvidia(cubin, tmp_path):
+    """Bytes of stack and local memory, and the number of float64 tensor-core instructions."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+
+    def dump(option):
+        return subprocess.run(
+            [NVIDIA_TOOLS / "cuobjdump", option, path], capture_output=True, text=True, check=True
+        ).stdout
+
+    stack, local = re.search(r"STACK:(\d+).*LOCAL:(\d+)", dump("--dump-resource-usage")).groups()
+    return int(stack) + int(local), len(re.findall(r"\bDMMA\b", dump("-sass")))
+
+
+def amd(assembly):
+    spilled = sum(int(x) for x in re.findall(r"\.[sv]gpr_spill_count:\s*(\d+)", assembly))
+    return spilled, len(re.findall("v_mfma_f64", assembly))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("Q", "S"), [(1, 1), (3, 3), (4, 8)])
+def test_resources(name, gpu, Q, S, tmp_path):
+    target, limit = GPUS[gpu]
+    found = compiled(name, target, Q, S)
+    assert found.metadata.shared <= limit
+    spilled, tensor_core = amd(found.asm["amdgcn"]) if gpu.startswith("gfx") else nvidia(found.asm["cubin"], tmp_path)
+    assert spilled == 0
+    assert tensor_core > 0
+    print(name, gpu, (Q, S), found.metadata.shared, tensor_core)

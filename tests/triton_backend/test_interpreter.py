@@ -1,0 +1,234 @@
+"""The kernels in Triton's interpreter, on the CPU: forward and gradients against `cpp`, `reference` and `torch`."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import stackattn
+from stackattn.ops.pytorch import operators as plain
+from stackattn.ops.triton_backend import availability, charts, kernels, launches, operators
+
+# Small blocks, so that short sequences have several of them; Q = 3 does not divide a block.
+SMALL = {"E": 16, "BC": 16, "BK": 16, "num_warps": 4, "num_stages": 1}
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(launches, "_TABLE", {16: SMALL, 32: {**SMALL, "E": 32}})
+    monkeypatch.setattr(availability, "_agrees", lambda *_: True)
+
+
+def transitions(B, T, Q, S, scale=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
+    return [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def results(inputs, backend, lengths=None):
+    """Attention weights, and the gradients of their product with fixed numbers."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    operator = stackattn.nondeterministic_weights if len(inputs) == 3 else stackattn.superposition_weights
+    weights = operator(*inputs, lengths, backend=backend)
+    grad = torch.randn(weights.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [weights.detach(), *torch.autograd.grad(weights, inputs, grad)]
+
+
+def assert_same(inputs, lengths=None, backends=("cpp", "torch")):
+    found = results(inputs, "triton", lengths)
+    for backend in backends:
+        for x, y in zip(found, results(inputs, backend, lengths), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(("T", "Q", "S"), [(0, 2, 2), (1, 2, 2), (2, 1, 1), (3, 2, 2), (6, 2, 3), (4, 3, 6)])
+def test_short_sequences(T, Q, S):
+    assert_same(transitions(2, T, Q, S), backends=("cpp", "reference"))
+
+
+def test_block_edges():
+    """15 to 17 columns per row of F, and blocks of P and D that begin within a time point."""
+    assert_same(transitions(1, 15, 3, 2))
+
+
+def test_several_blocks():
+    assert_same(transitions(1, 18, 2, 2), torch.tensor([17]))
+
+
+def test_lengths_and_garbage_in_the_padding():
+    inputs, lengths = transitions(3, 5, 2, 2), torch.tensor([5, 0, 2])
+    for x in inputs:
+        x[1:, 3:] = torch.nan
+    assert_same(inputs, lengths)
+
+
+def test_forbidden_transitions_and_rows_without_runs():
+    inputs = transitions(2, 6, 2, 2)
+    inputs[0][:, 2, :, 1] = -torch.inf
+    inputs[2][:, 1:4] = -torch.inf
+    for x in inputs:
+        x[1, 4] = -torch.inf
+    assert_same(inputs)
+    assert not results(inputs, "triton")[0][1, 4:].any()
+
+
+def test_wide_logits_leave_the_range_and_are_computed_exactly():
+    inputs = transitions(2, 6, 2, 2, scale=1000.0)
+    charts_in_range = plain._out_of_range(charts.fill(plain.scaled_steps(*inputs, extended=False), 2), None)
+    assert charts_in_range, "the test needs a sequence beyond the range of float64"
+    assert_same(inputs, backends=("cpp",))
+
+
+def test_superposition():
+    generator = torch.Generator().manual_seed(0)
+    actions = torch.randn(2, 7, 3, generator=generator, dtype=torch.float64).softmax(-1)
+    assert_same([actions], backends=("cpp", "reference"))
+    assert_same([actions], torch.tensor([3, 7]))
+    longer = torch.randn(1, 18, 3, generator=generator, dtype=torch.float64).softmax(-1)
+    assert_same([longer])
+
+
+def test_readings_and_single_precision():
+    inputs = [x.float() for x in transitions(2, 4, 2, 2)]
+    values = torch.randn(2, 5, 3)
+    readings = stackattn.nondeterministic_readings(*inputs, values, backend="triton")
+    assert readings.dtype == torch.float32
+    torch.testing.assert_close(readings, stackattn.nondeterministic_readings(*inputs, values, backend="cpp"))
+
+
+def test_gradcheck():
+    inputs = [x.requires_grad_() for x in transitions(1, 3, 2, 1)]
+    assert torch.autograd.gradcheck(
+        lambda *x: stackattn.nondeterministic_weights(*x, backend="triton"), inputs, nondet_tol=0.0
+    )
+
+
+def test_bitwise_repeatable():
+    inputs = transitions(1, 6, 2, 2)
+    assert all(map(torch.equal, results(inputs, "triton"), results(inputs, "triton")))
+
+
+def test_batches_in_parts(monkeypatch):
+    """Charts that do not fit into memory together are computed in parts, and again in the backward pass."""
+    inputs = transitions(3, 4, 2, 2)
+    expected = results(inputs, "triton")
+    kept = operators.nondeterministic(*inputs, None)[1]
+    assert kept.numel() == operators.kept_size(4, 3, 2, 2) == charts.Chart.size(4, 3, 2, 2)
+    monkeypatch.setenv("STACKATTN_CHART_MEMORY", str(2.5 * 8e-6 * charts.Chart.size(4, 1, 2, 2)))
+    assert operators._part_size(4, 3, 2, 2) == 2
+    assert operators.kept_size(4, 3, 2, 2) == 0
+    assert operators.nondeterministic(*inputs, None)[1].numel() == 0
+    for x, y in zip(results(inputs, "triton"), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-15)
+
+
+class Frozen:
+    """Replaces `charts.launch`: what a launch writes is nan in the tensors that it reads.
+
+    The interpreter runs one program after the other, so without this a race between programs would go unnoticed.
+    """
+
+    def __init__(self, spoil=lambda kernel, reads: None):
+        self.launches, self.spoil = 0, spoil
+
+    def __call__(self, kernel, grid, reads, writes, *sizes, **options):
+        if not all(grid):
+            return
+        self.launches += 1
+        poisoned = []
+        for x in reads:
+            poisoned.append(x)
+            for target in writes:
+                if x is target:
+                    poisoned[-1] = x.masked_fill(
+                        self.written(kernel, grid, reads, writes, target, sizes, options), torch.nan
+                    )
+        self.spoil(kernel, poisoned)
+        kernel[grid](*poisoned, *writes, *sizes, **options)
+
+    @staticmethod
+    def written(kernel, grid, reads, writes, target, sizes, options):
+        """The entries of `target` that the launch writes: those that change from both of two values."""
+        changed = []
+        for value in (1e300, 2e300):
+            scratch = [torch.full_like(x, value) for x in writes]
+            kernel[grid](*(x.clone() for x in reads), *scratch, *sizes, **options)
+            changed.append(next(s for s, x in zip(scratch, writes, strict=True) if x is target) != value)
+        return changed[0] & changed[1]
+
+
+@pytest.mark.parametrize("superposition", [False, True])
+def test_no_launch_reads_what_it_writes(monkeypatch, superposition):
+    actions = torch.rand(2, 6, 3, dtype=torch.float64).softmax(-1)
+    inputs = [actions] if superposition else transitions(2, 5, 2, 2)
+    expected = results(inputs, "triton")
+    frozen = Frozen()
+    monkeypatch.setattr(charts, "launch", frozen)
+    found = results(inputs, "triton")
+    T = inputs[0].shape[1]
+    forward, backward = 2 * T, T + 2 * (T - 1) + 1  # superposition fills its chart again in the backward pass
+    assert frozen.launches == forward + backward + (forward if superposition else 0)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("kernel", ["fill_P_and_D", "fill_F", "walk_back_F", "walk_back_D", "walk_back_P"])
+def test_poison_is_noticed(monkeypatch, kernel):
+    """Negative control of the test above: poison in what a launch does read changes the result."""
+
+    def spoil(launched, reads):
+        if launched is getattr(kernels, kernel):
+            reads[-1] = torch.full_like(reads[-1], torch.nan)
+
+    monkeypatch.setattr(charts, "launch", Frozen(spoil))
+    inputs = transitions(1, 4, 2, 2)
+    steps = plain.scaled_steps(*inputs, extended=False)
+    chart = charts.fill(steps, 2)
+    grads = charts.walk_back(steps, chart, torch.ones_like(chart.F))
+    assert chart.F.isnan().any() or any(x.isnan().any() for x in grads)
+
+
+def test_offsets_are_64_bit():
+    """A packed triangle can have more than 2^31 entries: all indices are int64 before they are multiplied."""
+    source = Path(kernels.__file__).read_text()
+    for line in source.splitlines():
+        if "tl.program_id" in line or ("tl.arange" in line and " = tl.arange" in line):
+            assert ".to(tl.int64)" in line, line
+
+
+def test_first_use_compares_with_torch(monkeypatch):
+    monkeypatch.undo()
+    availability._agrees.cache_clear()
+    device = torch.device("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert availability.works(device, 2, 1)
+        assert availability.works(device, 1, 1)
+    original = charts.fill
+
+    def wrong(*args, **kwargs):
+        chart = original(*args, **kwargs)
+        chart.F[-1] *= 1.5
+        return chart
+
+    availability._agrees.cache_clear()
+    monkeypatch.setattr(charts, "fill", wrong)
+    with pytest.warns(RuntimeWarning, match="relative error"):
+        assert not availability.works(device, 1, 1)
+    monkeypatch.setattr(charts, "fill", lambda *_, **__: (_ for _ in ()).throw(OSError("no driver")))
+    availability._agrees.cache_clear()
+    inputs = transitions(1, 3, 1, 2)
+    with pytest.warns(RuntimeWarning, match="OSError: no driver"):
+        weights = stackattn.nondeterministic_weights(*inputs, backend="triton")
+    assert torch.equal(weights, stackattn.nondeterministic_weights(*inputs, backend="torch"))
+    availability._agrees.cache_clear()
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="up to 16 states and 32 pairs"):
+        stackattn.nondeterministic_weights(*transitions(1, 2, 6, 6), backend="triton")
+    with pytest.raises(ValueError, match="no windows"):
+        stackattn.nondeterministic_weights(*transitions(1, 2, 2, 2), window=2, backend="triton")
+    with pytest.raises(ValueError, match="no windows, limited depths, states"):
+        stackattn.SuperpositionState.empty(1, backend="triton")
+    assert stackattn.backends()["triton"] == "available"
