@@ -1,4 +1,4 @@
-"""Run folders of untrained models: the analysis does not need good models."""
+"""Run folders of untrained models (the analysis does not need good models), and a browser."""
 
 import json
 import shutil
@@ -18,6 +18,8 @@ MODELS = {
     "lstm-nd": {"kind": "lstm", "hidden_size": 6, "stack": "nondeterministic-2-3-3"},
     "lstm-sup": {"kind": "lstm", "hidden_size": 6, "stack": "superposition-3"},
 }
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="session")
@@ -72,3 +74,38 @@ def make_run(tmp_path, saved_models):
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with playwright.sync_playwright() as running:
+        # containers have no user namespaces for the sandbox, and the page is trusted
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens a file. At the end, fails if the page used the network or had an error."""
+    contexts, problems = [], []
+
+    def open_page(path, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []

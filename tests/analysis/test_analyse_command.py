@@ -54,7 +54,7 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such folder"),
-        (["."], "expected a run of `stackattn cfl`"),
+        (["."], "expected a run (with config.json and metrics.jsonl or test.json)"),
         (["run/best"], "this is a saved model; analyse the folder of its run"),
         (["run", "--string", "(x)"], "'x' (symbol 2 of the string) is not one of the symbols ( ) [ ]"),
         (["run", "--samples", "0"], "--samples: expected at least 1, got 0"),

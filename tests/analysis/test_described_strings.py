@@ -47,7 +47,7 @@ def test_string_data_matches_the_trace(make_run, model):
     assert string["model"][2] == pytest.approx([1000 * x for x in probabilities[2].tolist()], abs=0.6)
     assert string["truth"][2] == pytest.approx([1000 * x for x in truth], abs=0.51)
     lost = sum(p * (p / q).log() for p, q in zip(torch.tensor(truth), probabilities[2], strict=True) if p > 0)
-    assert string["divergence"][2] == pytest.approx(lost.item(), abs=1e-4)
+    assert string["loss"][2] == pytest.approx(lost.item(), abs=1e-4)
     assert [run["name"] for run in stack["runs"]] == ["best run", *(f"sampled run {i}" for i in (1, 2, 3))]
     best = trace.best_runs()[0]
     assert [step[0] for step in stack["runs"][0]["steps"][first:]] == [
@@ -71,7 +71,7 @@ def test_strings_outside_the_language(make_run):
     assert not string["inLanguage"]
     assert string["real"] is None
     assert [row is None for row in string["truth"]] == [False, False, True, True, True]
-    assert [x is None for x in string["divergence"]] == [False, False, True, True, True]
+    assert [x is None for x in string["loss"]] == [False, False, True, True, True]
 
 
 def test_selected_strings():

@@ -95,7 +95,7 @@ def test_a_folder_of_runs(make_run, tmp_path):
     ]  # fmt: skip
     assert [s.run.name for s in found.best] == ["dyck/tf/00", "dyck/tf-nd/01", "unmarked-reversal/tf-nd/00"]
     data = page_data(found)
-    assert data["title"] == "5 runs in sweep"
+    assert data["title"] == "Tf and Tf+Nd on dyck and unmarked reversal: 5 runs"
     assert [bool(run["strings"]) for run in data["runs"]] == [True, False, False, True, True]
     assert [run["best"] for run in data["runs"]] == [True, False, False, False, True]  # the first of equals
     assert column(data, "state")[1] == "not finished, no evaluation yet"
@@ -202,7 +202,7 @@ def test_errors_name_the_run_and_its_language(make_run, tmp_path, capsys):
     make_run("tf-nd", folder="sweep/a")
     make_run("tf-nd", "unmarked-reversal", folder="sweep/b")
     assert main(["analyse", str(tmp_path / "sweep"), "--string", "()"]) == 2
-    assert "run b, language unmarked-reversal: text: '(' (symbol 1 of the string)" in capsys.readouterr().err
+    assert "run b, unmarked-reversal: text: '(' (symbol 1 of the string)" in capsys.readouterr().err
 
 
 def test_languages_without_a_real_stack(make_run, capsys):
@@ -254,18 +254,6 @@ def test_the_report_shows_its_command(make_run, tmp_path, monkeypatch):
     assert main(again) == 0
     assert (tmp_path / "o u/report.html").read_text() == page
     assert data_of(render(page_data(study("run", seed=7))))["made"].endswith("seed 7, from run")
-
-
-def test_runs_on_corpora_are_rejected_or_skipped(make_run, tmp_path, capsys):
-    make_run(folder="sweep/cfl")
-    other = tmp_path / "sweep/lm"
-    other.mkdir()
-    (other / "config.json").write_text('{"data": {"folder": "corpus"}, "model": {}, "training": {}}')
-    (other / "metrics.jsonl").write_text("")
-    assert main(["analyse", str(other)]) == 2
-    assert "expected a run of `stackattn cfl`; other runs cannot be analysed" in capsys.readouterr().err
-    assert main(["analyse", str(tmp_path / "sweep"), "--no-figures"]) == 0
-    assert "cfl" in capsys.readouterr().out
 
 
 def test_strings_with_unseen_lengths(make_run, tmp_path):

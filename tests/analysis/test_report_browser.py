@@ -1,7 +1,6 @@
 """The report in a browser. Skipped without Playwright (extra `dev`) and Chromium (`apt install chromium`)."""
 
 import re
-import shutil
 
 import pytest
 
@@ -9,41 +8,7 @@ from stackattn.analysis.report import render, write_report
 from stackattn.analysis.report_data import page_data
 from stackattn.analysis.study import study
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running:
-        # containers have no user namespaces for the sandbox, and the page is trusted
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser):
-    """Opens a file. At the end, fails if the page used the network or had an error."""
-    contexts, problems = [], []
-
-    def open_page(path, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("dialog", lambda dialog: problems.append(dialog.message))
-        page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
-        page.goto(path.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert problems == []
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -75,8 +40,11 @@ def test_all_parts_of_the_page(open_page, report):
 
 def test_the_stepper_moves(open_page, report):
     page = open_page(report())
-    heights = page.evaluate("stepper.trace.heights")
-    assert step(page) == heights.index(max(heights))
+    assert step(page) == 0
+    page.keyboard.press("End")  # nothing has the focus
+    assert step(page) == 6
+    page.keyboard.press("Home")
+    assert step(page) == 0
     page.locator("#tape span").nth(3).click()
     page.click("#go-next")
     assert step(page) == 4
@@ -129,15 +97,19 @@ def test_the_panels_show_the_numbers(open_page, report, make_run, model):
         actions = stack["actions"][t]
         assert shown == (["–"] * 3 if actions is None else [f"{x / 1000:.2f}" for x in actions])
         row = stack["tops"][t]
-        parts = "b => ['.token', 'small', '.value'].map(part => b.querySelector(part).firstChild.data)"
+        selectors = "['.token', '.token small', '.value', '.value small']"
+        parts = f"b => {selectors}.map(part => b.querySelector(part).firstChild.data)"
         soft = page.locator("#soft .bar").evaluate_all(f"bars => bars.map({parts})")
-        *tokens, bottom = [(token, number, float(weight)) for token, number, weight in soft]
-        assert bottom[2] == pytest.approx(row[0] / 1000, abs=0.0051)
-        for token, number, weight in tokens:
+        *tokens, bottom = [(token, number, float(any), float(top)) for token, number, any, top in soft]
+        assert bottom[2:] == pytest.approx([row[0] / 1000] * 2, abs=0.0051)
+        for token, number, anywhere, top in tokens:
             assert token == string["tokens"][int(number)]
             column = int(number) + 1
-            assert weight == pytest.approx(row[column] / 1000 if column < len(row) else 0, abs=0.0051)
-        real = page.locator("#soft .real small").inner_text()
+            assert top == pytest.approx(row[column] / 1000 if column < len(row) else 0, abs=0.0051)
+            contents = stack["contents"][t]
+            expected = contents[int(number)] / 1000 if int(number) < len(contents) else 0
+            assert anywhere == pytest.approx(max(expected, top), abs=0.0051)
+        real = page.locator("#soft .real .token small").inner_text()
         assert real == (str(string["real"][t]) if string["real"][t] >= 0 else {"∅": "empty", "⊥": "bottom"}[bottom[0]])
         next_symbols = page.locator("#next .value").all_inner_texts()
         expected = [
@@ -318,6 +290,36 @@ def test_on_a_phone(open_page, report):
         "all => all.filter(b => b.offsetWidth < 40 || b.offsetHeight < 40).length"
     )
     assert small == 0
+
+
+@pytest.mark.parametrize("height", [844, 600])
+def test_on_a_phone_the_controls_stay_with_the_panels(open_page, report, height):
+    page = open_page(report(), viewport={"width": 390, "height": height}, has_touch=True, is_mobile=True)
+    place = "element => { const box = element.getBoundingClientRect(); return [box.top, box.bottom]; }"
+    for panel in page.locator(".panel").all():
+        panel.evaluate("panel => panel.scrollIntoView({ block: 'end' })")
+        top, bottom = page.locator(".controls").evaluate(place)
+        assert 0 <= top < bottom <= height
+        before = step(page)
+        page.tap("#go-next")
+        assert step(page) == before + 1
+
+
+def test_the_table_of_runs_is_not_cut(open_page, make_run, tmp_path):
+    for number, (model, seed) in enumerate([("tf-nd", 0), ("tf-both", 1), ("lstm-nd", 2)]):
+        make_run(model, folder=f"sweep/hardest-cfl/a-long-name-of-a-model/{number:02d}", seed=seed)
+    page = open_page(write_report(study(tmp_path / "sweep", samples=1), tmp_path / "sweep.html"))
+    assert page.locator("#runs th").count() >= 12
+    assert page.locator("#table .wide").evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
+def test_the_top_of_the_page_says_what_is_shown(open_page, report, make_run, tmp_path):
+    lede = open_page(report()).inner_text("#lede")
+    assert len(re.findall(r"\.(?: |$)", lede)) == 2  # sentences
+    assert "trained on strings of 6 to 12 symbols" in lede
+    assert "arrow keys" in lede
+    lede = open_page(write_report(study(make_run("tf", folder="plain")), tmp_path / "plain.html")).inner_text("#lede")
+    assert "no stack to step through" in lede
 
 
 def test_wide_figures_scroll_and_their_labels_stay(open_page, report):

@@ -6,7 +6,8 @@ Modules:
     real_stack     agreement of a stack with the stack of a hand-written automaton
     quality        that agreement on sampled strings, which are the same for all runs of a task
     folders        reads run folders
-    strings        selects and traces single strings
+    strings        selects and traces single strings of a language
+    sentences      selects and traces sentences of a corpus, for language models and translation
     study          all of this for one run or a folder of runs
     report         the HTML report, from the files in `page/`
     report_data    the data of the report as JSON

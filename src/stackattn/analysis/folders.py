@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -15,20 +17,28 @@ from ..models import LSTMArchitecture
 from ..models.saving import load
 from ..nn.kinds import STACK_KINDS
 from ..nn.specs import StackSpec, parse_layers
-from ..training.cfl import CFLConfig, evaluate_by_length
-from ..training.experiment import config_of, model_folder
+from ..text.bitext_corpus import BitextCorpus
+from ..text.monolingual_corpus import MonolingualCorpus
+from ..text.pieces import PieceTokenizer
+from ..text.vocabulary import Vocabulary
+from ..training.cfl import evaluate_by_length
+from ..training.experiment import config_class, config_of, model_folder
 from ..training.run import RunError, TrainingRun
 from ..training.run_files import CONFIG, METRICS, TEST
+from ..training.translator import Translator
+from .sentences import SelectedSentence, TracedSentence, sample_sentences, trace_sentence, trace_translation
+from .strings import SelectedString, TracedString, select_strings, trace_string
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """A run of `stackattn cfl`: its configuration, its results and its best model."""
+class RunFolder(ABC):
+    """A run: its configuration, its results and its best model."""
 
     folder: Path
     name: str
     """Path relative to the folder under study; for a single run, the name of its folder."""
-    config: CFLConfig
+    config: Any
+    """The configuration: a `CFLConfig`, `LMConfig` or `MTConfig`."""
     metrics: list[dict[str, Any]]
     best: dict[str, Any] | None
     """The evaluation with the best score."""
@@ -37,32 +47,36 @@ class RunFolder:
     without_model: str
     """Why there is no best model; empty if there is one."""
     saved_test: dict[str, Any] | None
-    """Results by length from test.json, if they belong to the best model."""
+    """Results from test.json, if they belong to the best model."""
 
-    @classmethod
-    def read(cls, folder: Path, name: str) -> RunFolder:
+    METRIC: ClassVar[str]
+    """Key of the metric by which runs are compared; lower is better."""
+    METRIC_NAME: ClassVar[str]
+    """Its name in tables."""
+    CURVE: ClassVar[tuple[str, str]]
+    """Key and name of the metric of learning curves."""
+
+    @staticmethod
+    def read(folder: Path, name: str) -> RunFolder:
         """Read everything but the model. Raises RunError, ValueError or OSError if a file is missing or damaged."""
         run = TrainingRun(folder)
         values = run.config()
         if "format_version" in values:
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
-        if "language" not in values:
-            raise RunError(f"{folder}: expected a run of `stackattn cfl`; other runs cannot be analysed")
-        config = config_of(CFLConfig, folder, values)
+        command = _command(values)
+        cls = RUN_FOLDERS[command]
+        config = config_of(config_class(command), folder, values)
         metrics = run.metrics()
         for number, row in enumerate(metrics, 1):
-            if row.get("cross_entropy_difference") is None:
-                raise RunError(f"{folder / METRICS}, line {number}: missing key 'cross_entropy_difference'")
+            for key in (cls.METRIC, cls.CURVE[0]):
+                if row.get(key) is None:
+                    raise RunError(f"{folder / METRICS}, line {number}: missing key {key!r}")
         stopped = run.result()["stopped"] if run.finished else "not finished"
         ending = "all epochs done" if stopped == "max_epochs" else stopped
         test = run.test()
-        if test is not None and "per_length" not in test:
+        if command == "cfl" and test is not None and "per_length" not in test:
             raise RunError(f"{folder / TEST}: missing key 'per_length'")
         return cls(folder, name, config, metrics, run.best_evaluation(), ending, run.without_model, test)
-
-    @cached_property
-    def language(self) -> Language:
-        return self.config.language.make()
 
     @cached_property
     def model(self) -> nn.Module:
@@ -74,10 +88,9 @@ class RunFolder:
         return not self.without_model
 
     @property
-    def task(self) -> tuple[str, str, str | None, tuple[int, int]]:
-        """Key that is equal for comparable runs: the language with its parameters, and the training lengths."""
-        language = self.config.language
-        return language.name, json.dumps(language.parameters, sort_keys=True), language.grammar, language.lengths
+    def score(self) -> float | None:
+        """The metric of the best evaluation."""
+        return None if self.best is None else self.best[self.METRIC]
 
     @property
     def layers(self) -> str:
@@ -92,6 +105,74 @@ class RunFolder:
         kinds = {spec.kind for spec in specs if isinstance(spec, StackSpec)}
         return "+".join([base, *(kind.abbreviation for name, kind in STACK_KINDS.items() if name in kinds)])
 
+    @property
+    @abstractmethod
+    def task(self) -> tuple[Any, ...]:
+        """Key that is equal for comparable runs."""
+
+    @property
+    @abstractmethod
+    def data_name(self) -> str:
+        """Name of the language or corpus."""
+
+    @property
+    def task_details(self) -> list[str]:
+        """What distinguishes runs with the same `data_name` that are not comparable."""
+        return []
+
+    @property
+    @abstractmethod
+    def trained_on(self) -> str:
+        """The training data, for a sentence that begins with “trained on”."""
+
+    @abstractmethod
+    def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
+        """Select the strings or sentences to step through."""
+
+    @abstractmethod
+    def trace(self, selected: Any, names: Sequence[str], seed: int) -> Sequence[TracedString | TracedSentence]:
+        """Run the model on one of the results of `select`, and trace the stacks with the given names."""
+
+
+@dataclass(frozen=True)
+class LanguageRun(RunFolder):
+    """A run of `stackattn cfl`."""
+
+    METRIC: ClassVar[str] = "cross_entropy_difference"
+    METRIC_NAME: ClassVar[str] = "difference"
+    CURVE: ClassVar[tuple[str, str]] = ("cross_entropy_difference", "nats above the language")
+
+    @cached_property
+    def language(self) -> Language:
+        return self.config.language.make()
+
+    @property
+    def task(self) -> tuple[Any, ...]:
+        language = self.config.language
+        return language.name, json.dumps(language.parameters, sort_keys=True), language.grammar, language.lengths
+
+    @property
+    def data_name(self) -> str:
+        return self.config.language.name
+
+    @property
+    def task_details(self) -> list[str]:
+        shortest, longest = self.config.language.lengths
+        parameters = (f"{key} {value}" for key, value in self.config.language.parameters.items())
+        return [f"{shortest} to {longest} symbols", *parameters]
+
+    @property
+    def trained_on(self) -> str:
+        shortest, longest = self.config.language.lengths
+        return f"strings of {shortest} to {longest} symbols"
+
+    def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedString]:
+        return select_strings(self.language, self.config.language.lengths, texts, samples, seed)
+
+    def trace(self, selected: SelectedString, names: Sequence[str], seed: int) -> list[TracedString]:
+        lengths = self.config.language.lengths
+        return [trace_string(self.model, self.language, lengths, selected, names=names, seed=seed)]
+
     def test_by_length(self, per_length: int) -> dict[str, Any]:
         """Results by length: the saved ones, or new ones on `per_length` strings of each length."""
         if self.saved_test:
@@ -99,11 +180,101 @@ class RunFolder:
         return evaluate_by_length(self.model, self.language, self.config.language.lengths, per_length=per_length)
 
 
+@dataclass(frozen=True)
+class SentenceRun(RunFolder):
+    """A run of `stackattn lm`."""
+
+    METRIC: ClassVar[str] = "perplexity"
+    METRIC_NAME: ClassVar[str] = "perplexity"
+    CURVE: ClassVar[tuple[str, str]] = ("cross_entropy", "nats per token")
+
+    @property
+    def task(self) -> tuple[Any, ...]:
+        return type(self).__name__, self.config.data.fingerprint or self.config.data.folder
+
+    @property
+    def data_name(self) -> str:
+        return Path(self.config.data.folder).name
+
+    @property
+    def task_details(self) -> list[str]:
+        return [f"fingerprint {(self.config.data.fingerprint or 'unknown')[:8]}"]
+
+    @property
+    def trained_on(self) -> str:
+        return f"sentences of the corpus {self.data_name}"
+
+    def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedSentence]:
+        vocabulary = Vocabulary.load(model_folder(self.folder))
+        if texts:
+            return [SelectedSentence(_filled(vocabulary.encode(vocabulary.split(text))), "given") for text in texts]
+        sentences = self._read(MonolingualCorpus).encode_split("validation", vocabulary)
+        chosen = sample_sentences(samples, len(sentences), lambda i: len(sentences[i]), seed, "validation")
+        return [SelectedSentence(sentences[i], origin) for i, origin in chosen]
+
+    def trace(self, selected: SelectedSentence, names: Sequence[str], seed: int) -> list[TracedSentence]:
+        vocabulary = Vocabulary.load(model_folder(self.folder))
+        return trace_sentence(self.model, vocabulary, selected, names=names, seed=seed)
+
+    def _read(self, cls: type[Any]) -> Any:
+        """The corpus of the run, from which sentences are drawn."""
+        try:
+            corpus = cls(self.config.data.folder)
+            corpus.check_fingerprint(self.config.data.fingerprint)
+        except (ValueError, OSError) as error:
+            raise RunError(
+                f"run {self.name}: sentences are drawn from the corpus of the run, which cannot be read: {error}; "
+                "pass --string to analyse other sentences"
+            ) from error
+        return corpus
+
+
+@dataclass(frozen=True)
+class TranslationRun(SentenceRun):
+    """A run of `stackattn mt`."""
+
+    @property
+    def trained_on(self) -> str:
+        return f"pairs of sentences of the corpus {self.data_name}"
+
+    def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedSentence]:
+        """Given sentences are sources: their targets are the model's translations. Samples have their references."""
+        if texts:
+            translator = Translator.load(self.folder)
+            sources, targets = list(texts), translator.translate(list(texts))
+            chosen = [(i, "given, with the model’s translation") for i in range(len(texts))]
+        else:
+            sources, targets = self._read(BitextCorpus).read_split("validation")
+            chosen = sample_sentences(
+                samples, len(sources), lambda i: len(self._encode(sources[i])), seed, "validation"
+            )
+        return [
+            SelectedSentence(
+                self._tokenizer.encode_target([targets[i]])[0].tolist(), origin, _filled(self._encode(sources[i]))
+            )
+            for i, origin in chosen
+        ]
+
+    def trace(self, selected: SelectedSentence, names: Sequence[str], seed: int) -> list[TracedSentence]:
+        return trace_translation(self.model, self._tokenizer, selected, names=names, seed=seed)
+
+    @cached_property
+    def _tokenizer(self) -> PieceTokenizer:
+        return PieceTokenizer.load(model_folder(self.folder))
+
+    def _encode(self, source: str) -> list[int]:
+        return self._tokenizer.encode_source([source])[0].tolist()
+
+
+RUN_FOLDERS: dict[str, type[RunFolder]] = {"cfl": LanguageRun, "lm": SentenceRun, "mt": TranslationRun}
+"""Classes of run folders by the command that trains them."""
+
+
 def find_runs(folder: str | Path) -> dict[str, Path]:
     """Return the folders of runs by name: the given folder if it is a run, otherwise all runs below it.
 
     Raises:
-        RunError: there are no runs of `stackattn cfl`.
+        RunError: there are no runs.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -113,31 +284,36 @@ def find_runs(folder: str | Path) -> dict[str, Path]:
     if TrainingRun(folder).begun:
         return {folder.resolve().name: folder}
     measured = {path.parent for name in (METRICS, TEST) for path in folder.rglob(name)}
-    found = sorted(path for path in measured if TrainingRun(path).begun and _is_cfl(path))
+    found = sorted(path for path in measured if TrainingRun(path).begun)
     if not found:
         raise RunError(
-            f"{folder}: expected a run of `stackattn cfl` (with {CONFIG} and {METRICS} or {TEST}), or a "
-            "folder with such runs below it; found none"
+            f"{folder}: expected a run (with {CONFIG} and {METRICS} or {TEST}), or a folder with runs below it; "
+            "found none"
         )
     return {path.relative_to(folder).as_posix(): path for path in found}
 
 
 def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
-    """The run with the lowest difference for each model and task, among the runs that have a best model."""
+    """The run with the lowest score for each model and task, among the runs that have a best model."""
     best: dict[Any, RunFolder] = {}
     for run in runs:
-        if run.best is None or not run.has_model:
+        if run.score is None or not run.has_model:
             continue
         cell = run.task, run.label, run.layers
         known = best.get(cell)
-        if known is None or run.best["cross_entropy_difference"] < known.best["cross_entropy_difference"]:  # pyright: ignore
+        if known is None or known.score is None or run.score < known.score:
             best[cell] = run
     return list(best.values())
 
 
-def _is_cfl(folder: Path) -> bool:
-    """Whether a run was trained on a formal language, not on a corpus. True for damaged runs: they are reported."""
-    try:
-        return "language" in TrainingRun(folder).config()
-    except (RunError, ValueError, TypeError):
-        return True
+def _command(values: dict[str, Any]) -> str:
+    """The command that trained a run with this configuration."""
+    if "language" in values:
+        return "cfl"
+    return "mt" if "label_smoothing" in values.get("data", {}) else "lm"
+
+
+def _filled(tokens: list[int]) -> list[int]:
+    if not tokens:
+        raise ValueError("string: expected at least one token, got an empty sentence")
+    return tokens

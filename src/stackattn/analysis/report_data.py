@@ -12,8 +12,10 @@ from torch import Tensor
 
 from .. import __version__
 from ..ops import AutomatonRun
+from .folders import LanguageRun, RunFolder
 from .quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
 from .real_stack import REAL_TOP
+from .sentences import TracedSentence
 from .strings import TracedStack, TracedString
 from .study import StudiedRun, Study
 from .traces import StackTrace
@@ -23,12 +25,14 @@ COLUMNS = {  # of the table of runs, with their CSS classes
     "run": "",
     "model": "",
     "difference": "number",
+    "perplexity": "number",
     "real top": "number",
     "best run": "number",
     "state": "",
     "language": "",
     "lengths": "number",
-    "layers": "",
+    "corpus": "",
+    "layers": "long",
     "parameters": "number",
     "learning rate": "number",
     "epoch": "number",
@@ -39,37 +43,89 @@ COLUMNS = {  # of the table of runs, with their CSS classes
 def page_data(study: Study, command: str = "") -> dict[str, Any]:
     """Return all data of the page."""
     runs = [_run_data(studied, study) for studied in study.runs]
-    first = study.runs[0]
-    if study.single:
-        title = f"{first.run.label} on {first.run.config.language.name.replace('-', ' ')}"
-        shortest, longest = first.run.config.language.lengths
-        lede = f"Run {first.run.name}, trained on strings of {shortest} to {longest} symbols."
-        tiles = _tiles(first)
-    else:
-        title = f"{len(runs)} runs in {study.folder.resolve().name}"
-        lede = f"You can step through the best run of each model that has a stack. {study.omitted}".strip()
-        tiles = _sweep_tiles(study)
+    tiles = _tiles(study.runs[0]) if study.single else _sweep_tiles(study)
+    lede = f"{_lede(study)} {study.omitted}".strip()
     if study.damaged:
         lede += f" Runs that could not be read: {', '.join(study.damaged)}."
     return {
-        "title": title,
+        "title": _title(study),
         "lede": lede,
         "tiles": tiles,
         "columns": list(COLUMNS.items()),
         "baselines": [
             {"language": task, "row": _baseline_row(task, name, shares)} for task, name, *shares in study.baselines()
         ],
-        "tableNote": "Difference: cross-entropy minus that of the language’s own distribution on the same validation "
-        f"strings, in nats per symbol, at the best epoch. Real top: {REAL_TOP}; over {BATCHES * BATCH_SIZE} strings "
-        f"with training lengths. {study.without_real_stack} Best run: share of steps, over {DERIVED_STRINGS} strings, "
-        "at which the run of the automaton with the largest weight agrees with the most probable derivation about the "
-        "top of the stack. A model with several stacks has one value per stack. All runs on a language are compared on "
-        "the same strings. So are the two baselines, which know nothing about the language: one pushes every symbol "
-        "and never pops, the other stays empty.",
+        "tableNote": _table_note(study),
+        "curveNote": _curve_note(study),
         "made": f"Made by stackattn {__version__}"
         + (f": {command}" if command else f", seed {study.seed}, from {study.folder}"),
         "runs": runs,
     }
+
+
+def _title(study: Study) -> str:
+    """What is compared: the models and their tasks."""
+    runs = [studied.run for studied in study.runs]
+    models = _listed([run.label for run in runs], 4, "models")
+    what = "languages" if all(isinstance(run, LanguageRun) for run in runs) else "tasks"
+    tasks = _listed([run.data_name.replace("-", " ") for run in runs], 2, what)
+    return f"{models} on {tasks}" + ("" if study.single else f": {len(runs)} runs")
+
+
+def _listed(names: Sequence[str], most: int, what: str) -> str:
+    """The different names as text, or their number if there are more than `most`."""
+    names = list(dict.fromkeys(names))
+    if len(names) > most:
+        return f"{len(names)} {what}"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def _lede(study: Study) -> str:
+    """Two sentences: what the page shows, and how to read it."""
+    how = (
+        "Step through a {text} with the arrow keys or the buttons: for each {token} that the model reads, the panels "
+        "show what it does with its stack, what is on the stack, and what it expects next."
+    )
+    runs = [studied.run for studied in study.runs]
+    sentences = not any(isinstance(run, LanguageRun) for run in runs)
+    how = how.format(text="sentence" if sentences else "string", token="token" if sentences else "symbol")
+    has_stack = any(string.stacks for studied in study.runs for string in studied.strings)
+    if study.single:
+        what = f"What the stack of a model does, in run {runs[0].name}, trained on {runs[0].trained_on}."
+        without = f"Results of run {runs[0].name}, trained on {runs[0].trained_on}. It has no stack to step through."
+    else:
+        what = f"What the stacks of trained models do: the best run of each model, and the results of all {len(runs)}."
+        without = f"Results of {len(runs)} runs. None of them has a stack to step through."
+    return f"{what} {how}" if has_stack else without
+
+
+def _table_note(study: Study) -> str:
+    runs, notes = [studied.run for studied in study.runs], []
+    if any(isinstance(run, LanguageRun) for run in runs):
+        notes.append(
+            "Difference: cross-entropy minus that of the language’s own distribution on the same validation strings, "
+            f"in nats per symbol, at the best epoch. Real top: {REAL_TOP}; over {BATCHES * BATCH_SIZE} strings with "
+            f"training lengths. {study.without_real_stack} Best run: share of steps, over {DERIVED_STRINGS} strings, "
+            "at which the run of the automaton with the largest weight agrees with the most probable derivation about "
+            "the top of the stack. A model with several stacks has one value per stack. All runs on a language are "
+            "compared on the same strings. So are the two baselines, which know nothing about the language: one "
+            "pushes every symbol and never pops, the other stays empty."
+        )
+    if not all(isinstance(run, LanguageRun) for run in runs):
+        notes.append("Perplexity: on the validation set, at the best evaluation; EOS counts as a token.")
+    return " ".join(notes)
+
+
+def _curve_note(study: Study) -> str:
+    runs, notes = [studied.run for studied in study.runs], []
+    if any(isinstance(run, LanguageRun) for run in runs):
+        notes.append(
+            "Cross-entropy on validation strings minus that of the language itself, in nats per symbol. A perfect "
+            "model is at 0."
+        )
+    if not all(isinstance(run, LanguageRun) for run in runs):
+        notes.append("Cross-entropy on the validation set of a corpus, in nats per token.")
+    return " ".join(notes)
 
 
 def _baseline_row(task: str, name: str, shares: Sequence[float | None]) -> list[str]:
@@ -82,35 +138,38 @@ def _row(values: dict[str, str]) -> list[str]:
 
 
 def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
-    run, best = studied.run, studied.run.best
-    finite = [row for row in run.metrics if math.isfinite(row["cross_entropy_difference"])]
-    language = run.config.language
+    run, (curve, curve_name) = studied.run, studied.run.CURVE
+    finite = [row for row in run.metrics if math.isfinite(row[curve])]
     values = {
         "run": run.name,
         "model": run.label,
         "real top": ", ".join(f"{found.share:.1%}" for found in studied.agreement.values()),
         "best run": ", ".join(f"{found.share:.1%}" for found in studied.derivation.values()),
-        "language": language.name,
-        "lengths": "–".join(map(str, language.lengths)),
         "layers": run.layers,
         "parameters": "" if studied.parameters is None else f"{studied.parameters:,}",
         "learning rate": f"{run.config.training.learning_rate:.2g}",
         "minutes": f"{run.metrics[-1]['seconds'] / 60:.1f}" if run.metrics else "",
         "state": ", ".join(filter(None, [run.ending, run.without_model])),
     }
-    if best is not None:
-        values |= {"difference": f"{best['cross_entropy_difference']:.4f}", "epoch": str(best["epoch"])}
+    if isinstance(run, LanguageRun):
+        values |= {"language": run.data_name, "lengths": "–".join(map(str, run.config.language.lengths))}
+    else:
+        values |= {"corpus": run.data_name}
+    if run.best is not None:
+        values |= {run.METRIC_NAME: _score(run), "epoch": str(run.best["epoch"])}
     task = study.task_name(run)
     return {
         "name": run.name,
         "label": run.label,
         "language": task,
-        "symbols": [*run.language.symbols, "end"] if studied.strings else [],
+        "symbols": [*run.language.symbols, "end"] if isinstance(run, LanguageRun) and studied.strings else [],
         "best": not study.single and run is study.best_on(task),
         "row": _row(values),
-        "curve": [[row["epoch"], round(row["cross_entropy_difference"], 5)] for row in finite],
+        "curve": [[row["epoch"], round(row[curve], 5)] for row in finite],
+        "curveName": curve_name,
+        "fromZero": isinstance(run, LanguageRun),
         "test": _test_data(studied),
-        "strings": [_string_data(string, split=study.full) for string in studied.strings],
+        "strings": [_traced_data(string, split=study.full) for string in studied.strings],
     }
 
 
@@ -132,8 +191,8 @@ def _tiles(studied: StudiedRun) -> list[list[str]]:
     """The key figures at the top of the page: name, value and a note each."""
     run, tiles = studied.run, []
     if best := run.best:
-        difference = f"{best['cross_entropy_difference']:.4f}"
-        tiles.append(["Nats per symbol above the language", difference, f"validation, epoch {best['epoch']}"])
+        name = "Nats per symbol above the language" if isinstance(run, LanguageRun) else "Perplexity"
+        tiles.append([name, _score(run), f"validation, epoch {best['epoch']}"])
     for title, agreements in (
         ("Most weight is on a real stack’s top", studied.agreement),
         ("The best run agrees with the derivation", studied.derivation),
@@ -154,28 +213,63 @@ def _sweep_tiles(study: Study) -> list[list[str]]:
     tiles = [["Runs", str(len(study.runs)), f"{finished} finished"]]
     for task in dict.fromkeys(study.task_name(studied.run) for studied in study.runs):
         run = study.best_on(task)
-        if run is not None and run.best is not None:
-            difference = f"{run.best['cross_entropy_difference']:.4f}"
-            tiles.append([f"Best on {task.replace('-', ' ')}", difference, f"{run.label}, nats above the language"])
+        if run is not None:
+            what = "nats above the language" if isinstance(run, LanguageRun) else "perplexity"
+            tiles.append([f"Best on {task.replace('-', ' ')}", _score(run), f"{run.label}, {what}"])
     return tiles
 
 
-def _string_data(traced: TracedString, *, split: bool) -> dict[str, Any]:
-    """Return the data of a string for the stepper. Probabilities are in thousandths, to keep the page small."""
-    rows = enumerate(traced.truth)
+def _score(run: RunFolder) -> str:
+    return f"{run.score:.{4 if isinstance(run, LanguageRun) else 2}f}"
+
+
+def _traced_data(traced: TracedString | TracedSentence, *, split: bool) -> dict[str, Any]:
+    """Return the data of a string or sentence for the stepper. Probabilities are in thousandths, for a small page."""
+    data = _sentence_data(traced) if isinstance(traced, TracedSentence) else _string_data(traced)
+    split = split and len(traced.tokens) - 1 <= LONGEST_SPLIT
+    stacks = [_stack_data(stack, split) for stack in traced.stacks]
+    return {"tokens": traced.tokens, "stacks": stacks, **data}
+
+
+def _beginning(tokens: Sequence[str]) -> str:
+    separator = " " if any(len(token) > 1 for token in tokens) else ""
+    return separator.join(tokens[:20]) + ("…" if len(tokens) > 20 else "")
+
+
+def _sentence_data(traced: TracedSentence) -> dict[str, Any]:
+    likely = [[[token, _thousandth(p)] for token, p in row] for row in traced.likely]
+    following = [[token, _thousandth(p)] for token, p in traced.following]
+    words = [token for token in traced.tokens if token not in ("BOS", "EOS")]
     return {
-        "tokens": traced.tokens,
-        "source": traced.string.source,
+        "title": f"{len(words)} tokens, {traced.origin}: {_beginning(words)}",
+        "real": None,
+        "likely": likely,
+        "following": following,
+        "loss": [round(-math.log(max(p, 1e-30)), 4) for _, p in traced.following],
+        "lossName": "surprisal",
+        "lossNote": "the surprisal −ln p of the next token, in nats" if likely else "",
+    }
+
+
+def _thousandth(p: float) -> int:
+    return round(1000 * p)
+
+
+def _string_data(traced: TracedString) -> dict[str, Any]:
+    rows, symbols = enumerate(traced.truth), traced.tokens[1:]
+    return {
+        "title": f"{len(symbols)} symbols, {traced.string.source}: {_beginning(symbols)}",
         "lengths": list(traced.lengths),
         "seenLength": traced.seen_length,
         "inLanguage": traced.in_language,
         "whyExcluded": traced.why_excluded,
         "model": _thousandths(traced.log_probs.exp()),
         "truth": [None if row is None else _thousandths(row) for row in traced.truth],
-        "divergence": [None if row is None else _divergence(row, traced.log_probs[t]) for t, row in rows],
+        "loss": [None if row is None else _divergence(row, traced.log_probs[t]) for t, row in rows],
+        "lossName": "KL, nats",
+        "lossNote": "the KL divergence, in nats, of the model’s next-symbol distribution from the language’s",
         # indices of tokens, where BOS is 0
         "real": None if traced.real is None else [-1, *(top + 1 if top >= 0 else -1 for top in traced.real)],
-        "stacks": [_stack_data(stack, split and len(traced.tokens) - 1 <= LONGEST_SPLIT) for stack in traced.stacks],
     }
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..training.run import RunError
-from .folders import RunFolder, best_of_each, find_runs
+from .folders import LanguageRun, RunFolder, best_of_each, find_runs
 from .quality import LabelledStrings, label_strings
 from .real_stack import DETERMINISTIC, Agreement
-from .strings import SelectedString, TracedString, select_strings, trace_string
+from .sentences import TracedSentence
+from .strings import TracedString
 from .traces import stack_names
 
 TEST_STRINGS = 20  # per length, if a run has no test.json
@@ -31,8 +32,8 @@ class StudiedRun:
     derivation: dict[str, Agreement] = field(default_factory=dict)
     """Agreement of each stack's best runs with the most probable derivations; empty without a grammar."""
     test: dict[str, Any] | None = None
-    """Results by length."""
-    strings: list[TracedString] = field(default_factory=list)
+    """Results by length; None for runs on corpora."""
+    strings: list[TracedString | TracedSentence] = field(default_factory=list)
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Study:
     best: list[StudiedRun]
     """The best run of each model on each task, which has traced strings."""
     damaged: dict[str, str]
-    """Runs that could not be read, by name, with the reason."""
+    """Runs that could not be read or whose corpus is missing, by name, with the reason."""
     strings_per_run: int
     """Number of requested strings; with more than `MAX_FULL` models only the first is traced."""
 
@@ -70,26 +71,25 @@ class Study:
         )
 
     def task_name(self, run: RunFolder) -> str:
-        """The language, with lengths and parameters where runs on the same language differ in them."""
-        name, (shortest, longest) = run.config.language.name, run.config.language.lengths
-        if len({studied.run.task for studied in self.runs if studied.run.config.language.name == name}) == 1:
-            return name
-        parameters = (f"{key} {value}" for key, value in run.config.language.parameters.items())
-        return ", ".join([name, f"{shortest} to {longest} symbols", *parameters])
+        """The language or corpus, with details where runs on the same one differ in them."""
+        if len({studied.run.task for studied in self.runs if studied.run.data_name == run.data_name}) == 1:
+            return run.data_name
+        return ", ".join([run.data_name, *run.task_details])
 
     @property
     def without_real_stack(self) -> str:
         """A sentence on the languages without a real stack; empty if all languages have one."""
-        names = {studied.run.language.name for studied in self.runs if studied.stacks}
+        runs = (studied.run for studied in self.runs if studied.stacks)
+        names = {run.language.name for run in runs if isinstance(run, LanguageRun)}
         names, known = sorted(names.difference(DETERMINISTIC)), " and ".join(DETERMINISTIC)
         return f"Empty for {', '.join(names)}: the top of a real stack is known for {known} only." if names else ""
 
     def best_on(self, task: str) -> RunFolder | None:
-        """The run with the lowest cross-entropy difference on the task with this name."""
+        """The run with the lowest score on the task with this name."""
         scores = [
-            (studied.run.best["cross_entropy_difference"], number)
+            (studied.run.score, number)
             for number, studied in enumerate(self.runs)
-            if studied.run.best and self.task_name(studied.run) == task
+            if studied.run.score is not None and self.task_name(studied.run) == task
         ]
         return self.runs[min(scores)[1]].run if scores else None
 
@@ -117,8 +117,8 @@ def study(
 
     Args:
         folder: folder of a run, or a folder with runs below it.
-        texts, samples: the strings to step through; see `select_strings`. With more than `MAX_FULL` models only the
-            first string of each is traced.
+        texts, samples: the strings or sentences to step through; see `RunFolder.select`. With more than `MAX_FULL`
+            models only the first one of each is traced.
         seed: seed of sampled strings and runs.
         stack: number of the only stack to study, from 1 (default: all stacks of each model).
         progress: called with a message before each step.
@@ -133,21 +133,27 @@ def study(
     best = [studied for studied in runs if studied.run.folder in chosen]
     if stack is not None:
         _select_stack([studied for studied in runs if studied.run.has_model], stack)
-    selected = [_select_strings(studied.run, texts, samples, seed) for studied in best]
+    selected = []
+    for studied in best:
+        try:
+            selected.append(_select_strings(studied.run, texts, samples, seed))
+        except RunError as error:  # the corpus of the run is not on this machine
+            if len(runs) == 1:
+                raise
+            damaged[studied.run.name] = str(error)
+            selected.append([])
     found = Study(folder, seed, runs, best, damaged, max(map(len, selected), default=0))
     for studied, strings in zip(best, selected, strict=True):
         run = studied.run
-        progress(f"{run.label} on {run.language.name}: {run.name}")
-        studied.test = run.test_by_length(TEST_STRINGS)
-        lengths = run.config.language.lengths
-        studied.strings = [
-            trace_string(run.model, run.language, lengths, string, names=studied.stacks, seed=seed)
-            for string in (strings if found.full else strings[:1])
-        ]
+        progress(f"{run.label} on {run.data_name}: {run.name}")
+        if isinstance(run, LanguageRun):
+            studied.test = run.test_by_length(TEST_STRINGS)
+        chosen = strings if found.full else strings[:1]
+        studied.strings = [traced for one in chosen for traced in run.trace(one, studied.stacks, seed)]
     labelled: dict[Any, LabelledStrings] = {}
     for number, studied in enumerate(runs, 1):
         run = studied.run
-        if not studied.stacks:
+        if not studied.stacks or not isinstance(run, LanguageRun):
             continue
         progress(f"stacks of run {number} of {len(runs)}: {run.name}")
         if run.task not in labelled:
@@ -177,16 +183,16 @@ def _read_runs(folder: Path) -> tuple[list[StudiedRun], dict[str, str]]:
 def _read_run(path: Path, name: str) -> StudiedRun:
     run = RunFolder.read(path, name)
     if not run.has_model:
-        return StudiedRun(run, test=run.saved_test)
+        return StudiedRun(run, test=run.saved_test if isinstance(run, LanguageRun) else None)
     parameters = sum(x.numel() for x in run.model.parameters())
     return StudiedRun(run, parameters, stack_names(run.model))
 
 
-def _select_strings(run: RunFolder, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedString]:
+def _select_strings(run: RunFolder, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
     try:
-        return select_strings(run.language, run.config.language.lengths, texts, samples, seed)
-    except ValueError as error:  # the runs of a sweep may have different languages
-        raise ValueError(f"run {run.name}, language {run.language.name}: {error}") from error
+        return run.select(texts, samples, seed)
+    except ValueError as error:  # the runs of a sweep may have different languages and corpora
+        raise ValueError(f"run {run.name}, {run.data_name}: {error}") from error
 
 
 def _select_stack(runs: list[StudiedRun], stack: int) -> None:

@@ -21,9 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     strings = parser.add_mutually_exclusive_group()
     strings.add_argument(
-        "--string", action="append", default=[], metavar="TEXT", help="string to step through; may be repeated"
+        "--string",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="string, or sentence of text (for translation: a source sentence), to step through; may be repeated",
     )
-    sampled = "number of sampled strings to step through"
+    sampled = "number of sampled strings, or of sentences from the validation set, to step through"
     add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
     add_number(parser, "--stack", "number of the only stack to show", "all stacks")
     add_seed(parser, "sampled strings and runs")
@@ -102,22 +106,28 @@ def show(study: Study) -> None:
         table = Table("run", "model", "stack", title=task, title_justify="left", box=None, padding=(0, 2, 0, 0))
         table.columns[0].min_width = 20
         table.columns[0].overflow = "fold"
-        for name in ("difference", "real top", "best run"):
+        runs = [studied for studied in study.runs if study.task_name(studied.run) == task]
+        for name in (runs[0].run.METRIC_NAME, "real top", "best run"):
             table.add_column(name, justify="right", no_wrap=True)
-        for studied in (studied for studied in study.runs if study.task_name(studied.run) == task):
+        for studied in runs:
             run = studied.run
-            difference = "" if run.best is None else f"{run.best['cross_entropy_difference']:.4f}"
+            score = "" if run.score is None else f"{run.score:.4f}"
             for name in studied.stacks or [run.without_model or "none"]:
                 found = [agreements.get(name) for agreements in (studied.agreement, studied.derivation)]
                 shares = [percent(one.share if one else None) for one in found]
-                table.add_row(run.name, run.label, name, difference, *shares)
+                table.add_row(run.name, run.label, name, score, *shares)
         for baseline_task, name, real, derived in study.baselines():
             if baseline_task == task:
                 table.add_row(f"({name})", "", "", "", percent(real), percent(derived))
         Console(highlight=False).print(table, "", markup=False)
     if study.baselines():
         print("In brackets: baselines, stacks that know nothing about the language.")
-    explain("difference", "cross-entropy minus that of the language itself, in nats per symbol, on validation strings")
+    names = {studied.run.METRIC_NAME for studied in study.runs}
+    if "difference" in names:
+        what = "cross-entropy minus that of the language itself, in nats per symbol, on validation strings"
+        explain("difference", what)
+    if "perplexity" in names:
+        explain("perplexity", "on the validation set, at the best evaluation; EOS counts as a token")
     if any(studied.agreement for studied in study.runs):
         explain("real top", f"{REAL_TOP}; over {BATCHES * BATCH_SIZE} strings. {study.without_real_stack}")
     elif study.without_real_stack:

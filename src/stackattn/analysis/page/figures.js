@@ -40,11 +40,11 @@ function timeline(box, text, trace, go) {
   const heightsTop = actionsBottom + gap,
     divergenceTop = heightsTop + heightRow + gap;
   const width = n * cell + 4,
-    height = divergenceTop + divergenceRow + 6;
+    height = (text.loss.length ? divergenceTop + divergenceRow : heightsTop + heightRow) + 6;
   const labels = sheet("stays-left", left, height, { "aria-hidden": "true" });
   const plot = sheet("plot clickable", width, height, {
     role: "img",
-    "aria-label": "Actions, expected height and KL divergence at each step",
+    "aria-label": `Actions, expected height and ${text.lossName} at each step`,
   });
   const mark = draw("rect", {
     y: 2,
@@ -101,9 +101,9 @@ function timeline(box, text, trace, go) {
       "stroke-linejoin": "round",
     }),
   );
-  const most = Math.max(0.05, ...text.divergence.map((x) => x ?? 0));
-  axis(divergenceTop, divergenceRow, most, "KL, nats", 2);
-  text.divergence.forEach((value, t) => {
+  const most = Math.max(0.05, ...text.loss.map((x) => x ?? 0));
+  if (text.loss.length) axis(divergenceTop, divergenceRow, most, text.lossName, 2);
+  text.loss.forEach((value, t) => {
     if (value === null) return;
     const size = Math.max(0, (divergenceRow * value) / most);
     plot.append(

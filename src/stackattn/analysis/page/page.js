@@ -12,6 +12,7 @@ const plain = (name) => name.replaceAll("-", " ");
 
 byId("lede").textContent = data.lede;
 byId("made").textContent = data.made;
+byId("curve-note").textContent = data.curveNote;
 byId("tiles").append(
   ...data.tiles.map(([name, value, note]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, value, make("small", {}, note))),
@@ -30,7 +31,7 @@ for (const language of languages) {
       points: run.curve,
     }));
     byId("curve-charts").append(
-      lineChart(plain(language), series, { xName: "epoch", yName: "nats above the language" }),
+      lineChart(plain(language), series, { xName: "epoch", yName: curves[0].curveName, zero: curves[0].fromZero }),
     );
   }
   const tested = runs.filter((run) => run.test);

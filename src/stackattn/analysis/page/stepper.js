@@ -30,7 +30,7 @@ class Stepper {
     const box = byId("choices");
     const names = {
       run: this.runs.map((run) => `${run.label} on ${run.language} (${run.name})`),
-      string: this.runs[this.run].strings.map((s) => `${s.tokens.length - 1} symbols, ${s.source}: ${beginning(s)}`),
+      string: this.runs[this.run].strings.map((s) => s.title),
       stack: this.text.stacks.map((s) => `${s.name}, ${s.kind}`),
     };
     box.replaceChildren();
@@ -79,9 +79,10 @@ class Stepper {
     document.addEventListener("keydown", (event) => {
       if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
       if (event.target.closest("select, input")) return;
-      const inside = event.target.closest("#stepper");
       const keys = { ArrowLeft: this.step - 1, ArrowRight: this.step + 1 };
-      if (inside) Object.assign(keys, { Home: 0, End: this.last });
+      // Elsewhere on the page, Home and End scroll what has the focus.
+      if (event.target === document.body || event.target.closest("#stepper"))
+        Object.assign(keys, { Home: 0, End: this.last });
       if (!(event.key in keys)) return;
       event.preventDefault();
       this.jump(keys[event.key]);
@@ -115,7 +116,7 @@ class Stepper {
   // Redraw everything for a new string or stack.
   show() {
     const { tokens } = this.text;
-    this.step = this.trace.heights.indexOf(Math.max(...this.trace.heights)); // start at the highest stack
+    this.step = 0;
     this.chosen = 0;
     byId("slider").max = this.last;
     byId("tape").replaceChildren(
@@ -140,6 +141,11 @@ class Stepper {
     if (!maps.some(([value]) => value === this.map)) this.map = "tops";
     byId("map-choice").value = this.map;
     byId("real-key").hidden = this.text.real === null;
+    byId("next-key").hidden = !this.text.model;
+    const rows = ["the weight of each action (black is 1)", "the expected height of the stack", this.text.lossNote];
+    const [last, ...others] = rows.filter(Boolean).reverse();
+    byId("timeline-caption").textContent =
+      `From top to bottom: ${others.reverse().join(", ")}, and ${last}. Click on a step to go there.`;
     this.list();
     this.drawTimeline();
     this.drawMap();
@@ -223,8 +229,9 @@ class Stepper {
         [any, "pale"],
         [top, "strong"],
       ],
-      top,
+      any,
     );
+    made.querySelector(".value").append(make("small", {}, (top / 1000).toFixed(2)));
     made.setAttribute("role", "listitem");
     if (real) {
       made.classList.add("real");
@@ -276,6 +283,10 @@ class Stepper {
   }
 
   showNext() {
+    if (!this.text.model) {
+      this.showLikely();
+      return;
+    }
     const model = this.text.model[this.step],
       truth = this.text.truth[this.step];
     const bars = this.runs[this.run].symbols.map((symbol, i) => {
@@ -299,6 +310,18 @@ class Stepper {
     }
     byId("next").replaceChildren(...bars);
     byId("next-notes").replaceChildren(...notes.map((note) => make("p", { class: "quiet" }, note)));
+  }
+
+  // The most likely next tokens of a sentence, and the token that follows; nothing for an encoder.
+  showLikely() {
+    const likely = this.text.likely[this.step] ?? [],
+      following = this.text.following[this.step];
+    const bars = likely.map(([token, weight]) =>
+      bar(make("span", { class: "token" }, token), [[weight, "strong"]], weight),
+    );
+    byId("next").replaceChildren(...bars);
+    const note = following ? `Follows: ${following[0]} (${(following[1] / 1000).toFixed(2)})` : "";
+    byId("next-notes").replaceChildren(make("p", { class: "quiet" }, note || "An encoder predicts nothing."));
   }
 
   list() {
@@ -331,11 +354,6 @@ class Stepper {
     const rings = this.text.real === null || map === "contents" ? "" : " Rings: the top of a real stack.";
     byId("map-caption").replaceChildren(scale(), `Rows are steps; columns are tokens in reading order.${rings}`);
   }
-}
-
-function beginning(string) {
-  const symbols = string.tokens.slice(1, 21);
-  return symbols.join(symbols.some((symbol) => symbol.length > 1) ? " " : "") + (string.tokens.length > 21 ? "…" : "");
 }
 
 function share(value) {
