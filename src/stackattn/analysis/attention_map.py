@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ def attention_map(
 ) -> Figure:
     """Draw attention weights as a grid of grey cells.
 
-    The figure fits the text width of a page: a long sequence has smaller cells, and only some tokens are labelled.
+    The figure fits the text width of a page: a long sequence has smaller cells. Every token is labelled where there is
+    room; labels of columns are vertical where they would overlap.
 
     Args:
         weights: (T, T) or (T, T + 1)
@@ -52,14 +54,19 @@ def attention_map(
             f"weights: expected shape ({T}, {T}) or ({T}, {T + 1}) for {T} tokens, got {tuple(weights.shape)}"
         )
     with_bottom = weights.shape[1] > T
-    columns = [f"{bottom}\n", *(f"{token}\n{i}" for i, token in enumerate(tokens))][not with_bottom :]
     what = "the empty stack" if bottom == "∅" else "the bottom"
     rows = [f"{t:>2} {token}" for t, token in enumerate(tokens)]
-    margin = 1.5  # inches, for labels and the colour bar
-    cell = min(0.29, (INNER - margin) / max(1, len(columns)))
+    width = T + with_bottom
+    margin = 0.42 + 0.65 * SMALLEST * max((len(row) for row in rows), default=0) / 72  # inches, for the labels of rows
+    cell = min(0.29, (INNER - margin) / max(1, width))
     font = max(SMALLEST, 38 * cell)
-    every = labels_apart(72 * cell, font, [*tokens, str(T - 1)])
-    figure = new_figure(cell * len(columns) + margin, cell * T + (1.2 if title else 0.9))
+    vertical = labels_apart(72 * cell, font, [*tokens, str(T - 1)]) > 1
+    every = math.ceil(1.2 * font / (72 * cell))  # rows and vertical labels need the height of a line
+    if vertical:
+        columns = [bottom, *(f"{token} {i}" for i, token in enumerate(tokens))][not with_bottom :]
+    else:
+        columns = [f"{bottom}\n", *(f"{token}\n{i}" for i, token in enumerate(tokens))][not with_bottom :]
+    figure = new_figure(max(2.2, cell * width + margin), cell * T + (1.7 if title else 1.4))
     from matplotlib.colors import PowerNorm
 
     axes = figure.add_subplot()
@@ -70,6 +77,7 @@ def attention_map(
     places = [i + with_bottom for i in shown if i or every == 1 or not with_bottom]
     places = [0, *places] if with_bottom else places
     axes.set_xticks(places, [columns[i] for i in places], fontsize=font, family="monospace", parse_math=False)
+    axes.tick_params(axis="x", rotation=90 if vertical else 0)
     axes.set_yticks(shown, [rows[t] for t in shown], fontsize=font, family="monospace", parse_math=False)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
@@ -93,7 +101,7 @@ def attention_map(
             zorder=3,
         )
     bar = figure.colorbar(
-        image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", fraction=0.04, pad=0.02, shrink=0.6
+        image, ax=axes, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", location="bottom", aspect=30, pad=0.02, shrink=0.6
     )
     bar.ax.tick_params(labelsize=8, length=2)
     bar.set_label("weight", fontsize=9)
