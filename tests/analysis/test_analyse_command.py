@@ -1,8 +1,14 @@
 """`stackattn analyse`: its output, drawings and errors."""
 
+from pathlib import Path
+
 import pytest
 
+import stackattn.analysis
 from stackattn.cli import main
+from stackattn.training import TrainingRun
+
+EXAMPLE_FOLDER = Path(stackattn.analysis.__file__).parent / "example"
 
 
 def test_command(make_run, tmp_path, capsys):
@@ -92,3 +98,20 @@ def test_drawings_stay_until_new_ones_exist(make_run, tmp_path, monkeypatch, cap
     assert main(["analyse", str(folder), "--string", "(())"]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_the_shipped_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyse", "--no-figures", "--samples", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "report: out/example/report.html" in printed
+    assert "100.0%" in printed  # agreement with a real stack
+    assert "example" in (tmp_path / "out/example/report.html").read_text()
+    assert sum(path.stat().st_size for path in EXAMPLE_FOLDER.rglob("*") if path.is_file()) < 200_000
+    assert not (EXAMPLE_FOLDER / "analysis").exists()
+
+
+def test_the_shipped_example_has_the_configuration_of_the_demo():
+    from stackattn.paper.configurations import load_configuration
+
+    assert TrainingRun(EXAMPLE_FOLDER).differs(load_configuration("cfl", "demo/nd")) is None

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,34 @@ def test_errors_are_one_line(arguments, message, tmp_path, capsys):
     assert error.startswith(f"stackattn cfl sweep: {message}")
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_wrong_token_is_one_line(tmp_path, capfd, monkeypatch):
+    """Ray repeats the reason on standard error, from C++, and then raises an error without it."""
+    import ray
+
+    def refuse(*arguments, **options):
+        os.write(2, b"gcs_client.cc:210: Unauthenticated: RPC error: InvalidAuthToken\n" * 20)
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    command = ["cfl", "sweep", "--out", str(tmp_path / "runs"), "--set", "language.name=dyck"]
+    assert main([*command, "--cluster", "auto"]) == 2
+    expected = f"stackattn cfl sweep: cluster auto: cannot connect: {cluster_module.WRONG_TOKEN}\n"
+    assert capfd.readouterr().err == expected
+
+
+def test_a_lost_node_is_one_line(caplog):
+    nodes = [
+        {"NodeID": name, "NodeManagerHostname": f"host-{name}", "Alive": True, "Resources": {"CPU": 1, "memory": 4e9}}
+        for name in "abc"
+    ]
+    ray = types.SimpleNamespace(nodes=lambda: nodes)
+    capacity = cluster_module._Capacity(ray, "head:6379", 2.0)
+    for _ in range(2):
+        capacity.check()
+    assert not caplog.messages
+    nodes[1]["Alive"] = False
+    for _ in range(2):
+        capacity.check()
+    assert caplog.messages == ["cluster head:6379: lost node host-b; its runs continue on other nodes"]

@@ -1,19 +1,23 @@
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from stackattn.analysis import attention_map, save_figure
+from stackattn.analysis.demo import closing_bracket_share
 from stackattn.cli import main
-from stackattn.cli.demo import DEMO_CONFIGS, TOKENS, bracket_transitions, list_stack
+from stackattn.cli.demo import DEMO_CONFIGS, MODELS, TOKENS, bracket_transitions, list_stack
+from stackattn.languages import evaluation_set, get_language
+from stackattn.models.saving import load
 from stackattn.training import TrainingRun
 
 
 @pytest.mark.slow
-def test_demo_trains_both_models_and_draws_a_figure(tmp_path, capsys, monkeypatch):
+def test_demo_trains_the_models_and_draws_a_figure(tmp_path, capsys, monkeypatch):
     configs = tmp_path / "configs"
     configs.mkdir()
-    for name in ("tf", "tf-nd"):  # those of the demo, with fewer batches
+    for name in ("tf", "tf-nd", "nd"):  # those of the demo, with fewer batches
         text = (DEMO_CONFIGS / f"{name}.yaml").read_text()
         (configs / f"{name}.yaml").write_text(text.replace("train_batches: 250", "train_batches: 10"))
     command = ["demo", "--out", str(tmp_path / "out"), "--epochs", "2", "--configs", str(configs)]
@@ -23,15 +27,15 @@ def test_demo_trains_both_models_and_draws_a_figure(tmp_path, capsys, monkeypatc
     assert (tmp_path / "out/demo.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "out/demo.png") in printed
     assert str(tmp_path / "out/report.html") in printed
-    assert "<title>2 runs in out</title>" in (tmp_path / "out/report.html").read_text()
-    bounds = set()
-    for name in ("tf", "tf-nd"):
+    assert "<title>3 runs in out</title>" in (tmp_path / "out/report.html").read_text()
+    language = get_language("dyck")
+    for name in ("tf", "tf-nd", "nd"):
         best = TrainingRun(tmp_path / "out" / name).result()["best"]
-        assert f"{best['cross_entropy_difference']:.4f}" in printed
-        bounds.add(round(best["cross_entropy"] - best["cross_entropy_difference"], 6))
-    assert len(bounds) == 1  # both have the same validation strings
-    assert f"{bounds.pop():.4f}" in printed
-    assert "36,576" in printed
+        model = load(tmp_path / "out" / name / "best")
+        shares = [f"{closing_bracket_share(model, language, length):.3f}" for length in (16, 40, 100)]
+        (row,) = [line for line in printed.splitlines() if line.startswith(f"│ {MODELS[name]} ")]
+        found = [cell.strip() for cell in row.split("│")[4:-1]]
+        assert found == [f"{best['cross_entropy_difference']:.4f}", *shares]
 
     # again: nothing is trained, and the message without matplotlib says what to install
     (tmp_path / "out/demo.png").unlink()
@@ -50,6 +54,43 @@ def test_demo_trains_both_models_and_draws_a_figure(tmp_path, capsys, monkeypatc
 def test_demo_needs_its_configurations(tmp_path, capsys):
     assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert f"but there is no {tmp_path / 'tf.yaml'}" in capsys.readouterr().err
+
+
+def test_closing_bracket_share():
+    """A model that knows the last open bracket is always right; one that guesses, as often as its guess occurs."""
+    language = get_language("dyck")
+    strings = np.stack(evaluation_set(language, 3, (12, 12), 20).strings)
+
+    class Model(torch.nn.Module):
+        def __init__(self, guess):
+            super().__init__()
+            self.guess = guess
+
+        def forward(self, tokens):
+            logits = torch.zeros(*tokens.shape, 5)
+            for b, string in enumerate(tokens.tolist()):
+                open_brackets = []
+                for t, token in enumerate(string):
+                    if token in (0, 2):
+                        open_brackets.append(token)
+                    elif token in (1, 3):
+                        open_brackets.pop()
+                    logits[b, t, 0] = 9  # an opening bracket is even more likely
+                    logits[b, t, self.guess(open_brackets)] = 1
+            return logits
+
+    assert closing_bracket_share(Model(lambda opened: opened[-1] + 1 if opened else 1), language, 12, 20, 3) == 1.0
+    share = closing_bracket_share(Model(lambda opened: 3), language, 12, 20, 3)
+    assert share == pytest.approx((strings == 3).sum() / np.isin(strings, (1, 3)).sum())
+
+
+def test_demo_needs_brackets(tmp_path, capsys):
+    for name in ("tf", "tf-nd", "nd"):
+        text = (DEMO_CONFIGS / f"{name}.yaml").read_text()
+        (tmp_path / f"{name}.yaml").write_text(text.replace("name: dyck", "name: marked-reversal"))
+    assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "language.name: expected dyck, whose brackets the demo shows, got marked-reversal" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_list_stack():

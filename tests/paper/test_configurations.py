@@ -31,7 +31,7 @@ def test_every_cell_has_a_configuration():
         for task in target.tasks + target.other_tasks
         for model in target.models
     }
-    assert set(configuration_names()) == cells | {"demo/tf", "demo/tf-nd"}
+    assert set(configuration_names()) == cells | {"demo/tf", "demo/tf-nd", "demo/nd"}
     assert len(cells) == 30 + 10 + 6 + 12
 
 

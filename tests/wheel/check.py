@@ -33,6 +33,7 @@ stackattn language sample dyck --length 10 -n 2
 stackattn cfl train --out cfl --set language.name=dyck language.lengths=[4,12] language.train_batches=20 \\
     language.validation_batches=2 model.layers=1.superposition-8 model.d_model=8 training.max_epochs=1
 stackattn analyse cfl
+stackattn analyse
 stackattn reproduce figure-2 --tasks dyck --models tf --restarts 1 --minutes-each 0.1 --out figure-2
 stackattn language write dyck text --seed 0 --lengths 4 12 --test-lengths 4 12 --train-batches 20 \\
     --validation-batches 2 --test-per-length 2

@@ -1,55 +1,71 @@
-"""The figure of `stackattn demo`: two learning curves and the attention map of a trained stack."""
+"""The measure and the figure of `stackattn demo`: predicted closing brackets, and a trained stack at work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from ..languages import Language, evaluation_set
+from ..training.cfl import with_bos
 from .figures import new_figure, save_figure
 
 
+def closing_bracket_share(model: nn.Module, language: Language, length: int, count: int = 100, seed: int = 0) -> float:
+    """Return the share of closing brackets whose type a model predicts correctly, given that a bracket closes.
+
+    A model that guesses is correct at 1/k of them, for k kinds of brackets.
+
+    Args:
+        model: a model of the language.
+        language: a Dyck language, whose symbols are pairs of brackets.
+        length: length of the test strings.
+        count: number of test strings.
+        seed: seed for sampling them.
+    """
+    strings = torch.from_numpy(np.stack(evaluation_set(language, seed, (length, length), count).strings))  # (B, n)
+    with torch.no_grad():
+        logits = model.eval()(with_bos(language, strings))[:, :-1]  # (B, n, outputs): predictions of the n symbols
+    closing = torch.arange(1, len(language.symbols), 2)  # each one follows its opening bracket
+    guesses = closing[logits[..., closing].argmax(-1)]  # (B, n)
+    return (guesses == strings)[torch.isin(strings, closing)].double().mean().item()
+
+
 def demo_figure(
-    curves: Mapping[str, Sequence[tuple[int, float]]],
+    shares: Mapping[str, Sequence[tuple[int, float]]],
+    training_lengths: tuple[int, int],
     weights: Tensor,
     tokens: Sequence[str],
     path: Path,
-    *,
-    language: str,
 ) -> Path:
-    """Draw learning curves beside an attention map, and return `path`.
+    """Draw the shares of `closing_bracket_share` beside an attention map, and return `path`.
 
     Args:
-        curves: pairs of epoch and cross-entropy difference, by name of the model.
+        shares: pairs of length and share, by name of the model.
+        training_lengths: shortest and longest string of the training set.
         weights: attention weights of one sequence, (T, T + 1), with the bottom first.
         tokens: the T tokens.
         path: file to write; the suffix selects the format.
-        language: name of the language, for the title.
     """
     figure = new_figure(10.5, 4.6)
     from matplotlib.colors import PowerNorm
-    from matplotlib.ticker import MaxNLocator
 
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-    for (label, points), colour in zip(curves.items(), ("C1", "C0"), strict=False):
-        epochs, differences = zip(*points, strict=True)
-        left.plot(epochs, differences, "o-", color=colour, markersize=3, linewidth=1.6)
-        left.annotate(
-            f" {label}",
-            (epochs[-1], differences[-1]),
-            xytext=(4, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            parse_math=False,
-        )
-    left.set_title(f"Learning {language.replace('-', ' ')}", fontsize=11, parse_math=False)
-    left.set_xlabel("epoch")
-    left.set_ylabel("nats per symbol above the language's entropy")
-    left.set_ylim(bottom=0 if all(y >= 0 for points in curves.values() for _, y in points) else None)
-    left.margins(x=0.12)
-    left.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    left.axvspan(*training_lengths, color="0.9")
+    left.text(training_lengths[1], 0.503, " lengths seen in training", color="0.4", fontsize=9)
+    for (label, points), colour in zip(shares.items(), ("C1", "C0", "C2"), strict=False):
+        lengths, values = zip(*points, strict=True)
+        left.plot(lengths, values, "o-", color=colour, markersize=4, linewidth=1.6)
+        offset = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        left.annotate(label, (lengths[-1], values[-1]), color=colour, parse_math=False, **offset)
+    left.set_title("Closing brackets whose type is predicted correctly", fontsize=11)
+    left.set_xlabel("length of the string")
+    left.set_ylabel("share (guessing: 0.5)")
+    left.set_ylim(0.5, 1.01)
+    left.margins(x=0.14)
     left.spines[["top", "right"]].set_visible(False)
 
     T = len(tokens)
@@ -60,7 +76,7 @@ def demo_figure(
     right.tick_params(length=0)
     right.set_xlabel("symbol pushed (⊥ is the bottom)")
     right.set_ylabel("symbol read")
-    right.set_title("Top of the trained stack on one string", fontsize=11)
+    right.set_title("Top of the stack of Nd alone on one string", fontsize=11)
     figure.colorbar(image, ax=right, ticks=[0, 0.1, 0.25, 0.5, 1], format="%g", label="weight", shrink=0.8)
     save_figure(figure, path)
     return path

@@ -6,10 +6,13 @@ import argparse
 import shlex
 import sys
 import textwrap
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_number, add_seed
+
+EXAMPLE = "example"  # the run that is shipped with the package
 
 if TYPE_CHECKING:
     from ..analysis.study import Study
@@ -17,7 +20,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", help="folder of a run, or of several runs (then only the report is written)"
+        "run",
+        nargs="?",
+        default=EXAMPLE,
+        metavar="RUN",
+        help="folder of a run, or of several runs (then only the report is written); `example` is a small model of "
+        "brackets that is shipped with the package (default: %(default)s)",
     )
     strings = parser.add_mutually_exclusive_group()
     strings.add_argument(
@@ -31,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
     add_number(parser, "--stack", "number of the only stack to show", "all stacks")
     add_seed(parser, "sampled strings and runs")
-    parser.add_argument("--out", metavar="FOLDER", help="output folder (default: RUN/analysis)")
+    parser.add_argument("--out", metavar="FOLDER", help="output folder (default: RUN/analysis, or out/example)")
     parser.add_argument("--no-figures", action="store_true", help="write only the report, without SVG and PNG files")
 
 
@@ -45,12 +53,15 @@ def run(args: argparse.Namespace) -> int:
     from ..files import locked
 
     console = Console(highlight=False)
-    out = Path(args.out or Path(args.run) / "analysis")
+    folder, out = Path(args.run), Path(args.run) / "analysis"
+    if args.run == EXAMPLE and not folder.exists():
+        folder, out = Path(str(files("stackattn.analysis"))) / EXAMPLE, Path("out", EXAMPLE)
+    out = Path(args.out or out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {out}")
     with console.status("reading the runs") as status:
         found = study(
-            args.run,
+            folder,
             texts=args.string,
             samples=args.samples,
             seed=args.seed,

@@ -2,7 +2,7 @@
 
 A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, without `.yaml`:
 
-- `demo/MODEL`: the two models of `stackattn demo`
+- `demo/MODEL`: the three models of `stackattn demo`
 - `figure-2/TASK/MODEL`, `table-2/ptb/MODEL`, `table-3/D_MODEL/MODEL`: the paper's experiments
 - `validity/TASK/MODEL`: models of one stack layer, for length generalisation
 - `table-2/wikitext-2/MODEL`, `table-3/small/MODEL`: smaller models on other corpora

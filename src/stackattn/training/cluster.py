@@ -12,6 +12,8 @@ import math
 import os
 import platform
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,6 +34,10 @@ GRACE_SECONDS = 60  # how long runs may take to stop after the time limit
 CONNECT_SECONDS = 10
 POLL_SECONDS = 1.0  # also the time between calls of on_batch
 
+WRONG_TOKEN = (
+    "the cluster requires a token: copy ~/.ray/auth_token from its head node to this machine and set "
+    "RAY_AUTH_MODE=token here, see docs/clusters.md"
+)
 HIDDEN = "the folder of the run is not visible on this machine; put it on a file system that all nodes share"
 
 log = logging.getLogger(__name__)
@@ -60,16 +66,16 @@ def run_all_on_cluster(
     waiting, failed = unfinished(jobs, report)
     if not waiting:
         return failed
-    ray = _connect(address)
     deadline = None if minutes is None else time.time() + 60 * minutes
-    try:
+    with _connected(address) as ray:
         capacity, callbacks = _Capacity(ray, address, memory), _Callbacks(ray, callback_for)
         # max_calls=1: a new process for each run, so that the peak memory is that of one run
         task = ray.remote(num_cpus=1, memory=int(memory * 1e9), max_retries=LOST_WORKERS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
             sender = _QueueSender(callbacks.queue, folder)
-            running[task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions(), sender)] = folder
+            reference = task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions(), sender)
+            running[reference] = folder
         while running and (deadline is None or time.time() < deadline + (GRACE_SECONDS if callbacks.started else 0)):
             done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
             capacity.check()
@@ -84,12 +90,6 @@ def run_all_on_cluster(
                     failed.append(folder)
                 callbacks.started.pop(folder, None)  # ignores a late on_batch
                 report(folder, result)
-    except ray.exceptions.RayError as error:
-        raise RunError(
-            f"cluster {address}: connection lost: {_last_line(error)}; repeat the command to continue"
-        ) from error
-    finally:
-        ray.shutdown()  # ends the runs in progress
     return failed
 
 
@@ -113,15 +113,21 @@ def _seen(folder: Path) -> bool:
 
 
 class _Capacity:
-    """Warns when no node is large enough for a run; Ray would wait silently."""
+    """Warns when a node is lost, and when no node is large enough for a run; Ray would wait silently."""
 
     def __init__(self, ray: Any, address: str, memory: float):
         self.ray, self.address, self.memory = ray, address, memory
         self.found = True
+        self.alive: dict[str, str] = {}  # host name of each node
 
     def check(self) -> None:
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        found = any(node.get("CPU", 0) >= 1 and node.get("memory", 0) >= self.memory * 1e9 for node in nodes)
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        alive = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
+        for lost in self.alive.keys() - alive:
+            log.warning(f"cluster {self.address}: lost node {self.alive[lost]}; its runs continue on other nodes")
+        self.alive = alive
+        resources = [node["Resources"] for node in nodes]
+        found = any(node.get("CPU", 0) >= 1 and node.get("memory", 0) >= self.memory * 1e9 for node in resources)
         if self.found and not found:
             needs = f"a core and {self.memory:g} GB of memory"
             log.warning(f"cluster {self.address}: no node has {needs} for a run; runs start when such a node joins")
@@ -184,7 +190,7 @@ def _connect(address: str) -> Any:
     ray = import_extra("ray", "cluster", "--cluster")
     if ray.is_initialized():
         raise RunError(f"cluster {address}: this process is already connected to Ray; call ray.shutdown() first")
-    local = address == "local"
+    local, captured = address == "local", []
     try:
         if ":" in address:  # Ray itself would retry for minutes
             host, port = address.removeprefix("ray://").rsplit(":", 1)
@@ -192,11 +198,51 @@ def _connect(address: str) -> Any:
         # "local" makes Ray start a new cluster even if one is running
         with _loopback_only(ray) if local else nullcontext():
             dashboard = False if local else None
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
+            with _captured_stderr() as captured:
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=dashboard)
     except Exception as error:  # Ray also raises plain exceptions
         ray.shutdown()  # the connection may be half open
-        raise RunError(f"cluster {address}: cannot connect: {' '.join(str(error).split())}") from error
+        reason = WRONG_TOKEN if "InvalidAuthToken" in "".join(captured) else " ".join(str(error).split())
+        raise RunError(f"cluster {address}: cannot connect: {reason}") from error
+    sys.stderr.write("".join(captured))
     return ray
+
+
+@contextmanager
+def _captured_stderr() -> Iterator[list[str]]:
+    """Collect what is written to standard error, also by C++: Ray repeats the reason of a failure 20 times there."""
+    captured: list[str] = []
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield captured
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            captured.append(file.read().decode(errors="replace"))
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Connect to a cluster, and disconnect at the end, which ends the runs in progress; errors become RunError."""
+    ray = _connect(address)
+    worker = ray._private.worker
+    before = worker.print_to_stdstream
+    # Ray would print the state and the C++ stack trace of a lost node; `_Capacity` logs one line instead
+    worker.print_to_stdstream = lambda *arguments, **options: None
+    try:
+        yield ray
+    except ray.exceptions.RayError as error:
+        raise RunError(
+            f"cluster {address}: connection lost: {_last_line(error)}; repeat the command to continue"
+        ) from error
+    finally:
+        ray.shutdown()
+        worker.print_to_stdstream = before
 
 
 @contextmanager
