@@ -34,7 +34,7 @@ def find_device(name: str) -> torch.device:
         raise ValueError(f"device: expected a PyTorch device, such as cpu or cuda, got {name!r}") from error
     if device.type in ("cpu", "meta"):
         return device
-    module = getattr(torch, device.type, None)  # torch.cuda, torch.mps, torch.xpu
+    module: Any = getattr(torch, device.type, None)  # torch.cuda, torch.mps, torch.xpu
     count = module.device_count() if hasattr(module, "device_count") else 0
     if (device.index or 0) >= count:
         found = f"{count} of this type, numbered from 0" if count else "none of this type on this machine; use cpu"
