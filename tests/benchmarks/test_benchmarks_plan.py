@@ -5,6 +5,7 @@ import json
 import pytest
 
 import benchmarks.plan as plan_module
+from benchmarks import compare
 from benchmarks.plan import EPOCHS, cells, finished_epochs, kind, main, makespan, plan, with_epochs
 
 
@@ -45,7 +46,8 @@ def leave_run(folder, epochs, finished=True):
     lines = [json.dumps({"evaluation": i, "epoch": i, **figures}) for i in range(1, epochs + 1)]
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     if finished:
-        (folder / "result.json").write_text("{}")
+        result = {"stopped": "max_epochs", "evaluations": epochs, "best": None, "seconds": 1}
+        (folder / "result.json").write_text(json.dumps(result))
 
 
 def test_epochs_come_from_finished_runs(tmp_path):
@@ -80,3 +82,17 @@ def test_a_plan_of_one_cell(tmp_path, monkeypatch, capsys):
     main(["--runs", str(tmp_path / "runs"), "--simulate"])  # reuses the measurements with the new runs
     assert json.loads((tmp_path / "plan.json").read_text())["cells"] == [{**cell, "epochs": 30, "finished_runs": 1}]
     assert " | 30 | 1 finished run | " in (tmp_path / "plan.md").read_text()
+
+
+def test_two_commits_are_compared(tmp_path, monkeypatch, capsys):
+    """The best of the rounds counts; core hours are 60 epochs and 10 restarts of each cell."""
+    times = {tmp_path: iter([12.0, 10.0]), compare.ROOT: iter([2.5, 3.0])}
+    monkeypatch.setattr(compare, "measured", lambda folder, chosen: dict.fromkeys(chosen, next(times[folder])))
+    monkeypatch.setattr(compare, "commit", lambda folder: "abc1234")
+    monkeypatch.setattr(compare, "RESULTS", tmp_path)
+    compare.main([str(tmp_path), "--tasks", "dyck", "--output", "found"])
+    text = (tmp_path / "found.md").read_text()
+    assert capsys.readouterr().out == text + "\n"
+    assert "| cfl, core hours | 10.0 | 2.5 | 0.25 |" in text
+    assert "| dyck | Tf+Nd | 10.0 | 2.5 | 0.25 |" in text
+    assert len(json.loads((tmp_path / "found.json").read_text())["cells"]) == 6

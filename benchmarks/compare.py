@@ -1,0 +1,94 @@
+"""Speed of this commit and of another one: `python -m benchmarks.compare FOLDER` measures the cells of both in turns.
+
+FOLDER is a checkout of the other commit that is installed in FOLDER/.venv. Each checkout measures a cell (a model on a
+task) with its own `benchmarks.plan.measure`: seconds per epoch on one thread, training and evaluation. The best of all
+rounds counts.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stackattn.files import write_json, write_text
+from stackattn.ops.dispatch import kernel
+from stackattn.training.environment import environment
+
+from .plan import EPOCHS, RESTARTS, RESULTS, ROOT, cells, kind
+
+_MEASURE = """
+import json, sys
+from benchmarks.plan import measure
+print("CELLS", json.dumps([measure(tuple(cell)) for cell in json.loads(sys.argv[1])]))
+"""
+
+Seconds = dict[tuple[str, str], float]  # of task and model: seconds per epoch
+
+
+def measured(folder: Path, chosen: Sequence[tuple[str, str]]) -> Seconds:
+    """Measure cells in a new process of the checkout in a folder."""
+    own = folder == ROOT
+    python = sys.executable if own else str(folder / ".venv/bin/python")
+    command = [python, "-c", _MEASURE, json.dumps(chosen)]
+    output = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    rows = json.loads(output.split("CELLS", 1)[1])
+    return {(row["task"], row["model"]): row["seconds_per_epoch"] for row in rows}
+
+
+def commit(folder: Path) -> str:
+    """Short hash of a checkout's commit."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def core_hours(seconds: Seconds) -> dict[str, float]:
+    """Core hours of each experiment: all restarts, and as many epochs as the plan assumes."""
+    hours = dict.fromkeys(RESTARTS, 0.0)
+    for (task, _), found in seconds.items():
+        hours[kind(task)] += found * EPOCHS[kind(task)] * RESTARTS[kind(task)] / 3600
+    return {name: value for name, value in hours.items() if value}
+
+
+def report(before: Seconds, after: Seconds, about: str) -> str:
+    lines = ["# Seconds per epoch of two commits", "", about, "", "| | before | after | ratio |", "|---|---|---|---|"]
+    old, new = core_hours(before), core_hours(after)
+    for name, hours in old.items():
+        lines.append(f"| {name}, core hours | {hours:,.1f} | {new[name]:,.1f} | {new[name] / hours:.2f} |")
+    lines += ["", "| task | model | before | after | ratio |", "|---|---|---|---|---|"]
+    for cell, seconds in before.items():
+        lines.append(f"| {cell[0]} | {cell[1]} | {seconds:,.1f} | {after[cell]:,.1f} | {after[cell] / seconds:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.compare", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a checkout of the other commit, installed in FOLDER/.venv")
+    parser.add_argument("--tasks", nargs="+", help="tasks to measure (default: all)")
+    parser.add_argument("--rounds", type=int, default=2, help="times that each cell is measured (default: %(default)s)")
+    parser.add_argument("--output", default="commits", help="write results/OUTPUT.json and .md (default: %(default)s)")
+    args = parser.parse_args(argv)
+    chosen = [cell for cell in cells() if args.tasks is None or cell[0] in args.tasks]
+    found: dict[Path, Seconds] = {args.folder.resolve(): {}, ROOT: {}}
+    for _ in range(args.rounds):
+        for folder, best in found.items():
+            for cell, seconds in measured(folder, chosen).items():
+                best[cell] = min(seconds, best.get(cell, seconds))
+    before, after = found.values()
+    commits, made_with = [commit(folder) for folder in found], environment()
+    rows = [{"task": t, "model": m, "before": before[t, m], "after": after[t, m]} for t, m in chosen]
+    path = RESULTS / f"{args.output}.json"
+    write_json(path, {"environment": made_with, "rounds": args.rounds, "commits": commits, "cells": rows})
+    machine = f"one thread of {made_with['processor']}, torch {made_with['torch']}"
+    about = (
+        f"Made by `python -m benchmarks.compare`: commit {commits[0]} before, {commits[1]} after, {machine}, "
+        f"kernel {kernel.name() if kernel else 'none'}, best of {args.rounds} rounds in turns."
+    )
+    text = report(before, after, about)
+    write_text(path.with_suffix(".md"), text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
