@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         NondeterministicReadingState,
         NondeterministicState,
         Operation,
+        StratifiedState,
         SuperpositionReadingState,
         SuperpositionState,
         backends,
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
         nondeterministic_readings,
         nondeterministic_weights,
         sample_runs,
+        stratified_readings,
+        stratified_weights,
         superposition_readings,
         superposition_weights,
     )
@@ -29,6 +32,7 @@ __all__ = [
     "NondeterministicReadingState",
     "NondeterministicState",
     "Operation",
+    "StratifiedState",
     "SuperpositionReadingState",
     "SuperpositionState",
     "backends",
@@ -39,6 +43,8 @@ __all__ = [
     "nondeterministic_weights",
     "sample_runs",
     "save",
+    "stratified_readings",
+    "stratified_weights",
     "superposition_readings",
     "superposition_weights",
 ]

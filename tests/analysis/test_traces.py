@@ -33,7 +33,7 @@ def enumerate_nondeterministic(push, replace, pop, t):
     return [(weight, [i for i, _ in stack[1:]], kind) for weight, _, stack, kind in runs]
 
 
-def enumerate_superposition(actions, t):
+def enumerate_superposition(actions, t, depth=None):
     runs = []
     for kinds in product(range(3), repeat=t):
         stack = []
@@ -42,6 +42,7 @@ def enumerate_superposition(actions, t):
                 stack.append(step)
             elif kind == 2 and stack:
                 stack.pop()
+            stack = stack if depth is None else stack[-depth:]
         runs.append((math.prod(actions[i, k].item() for i, k in enumerate(kinds)), stack, kinds[-1]))
     return runs
 
@@ -57,14 +58,21 @@ def nondeterministic(T=4, Q=2, S=2, forbidden=0.0):
     return trace, [lambda t, b=b: enumerate_nondeterministic(*(x[b] for x in transitions), t) for b in range(2)]
 
 
-def superposition(T=6):
+def superposition(T=6, depth=None):
     actions = torch.randn(2, T, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
-    trace = SuperpositionTrace("stack", 0, actions)
-    return trace, [lambda t, b=b: enumerate_superposition(actions[b], t) for b in range(2)]
+    trace = SuperpositionTrace("stack", 0, actions, depth)
+    return trace, [lambda t, b=b: enumerate_superposition(actions[b], t, depth) for b in range(2)]
 
 
 @pytest.mark.parametrize(
-    "make", [nondeterministic, lambda: nondeterministic(3, 1, 3), lambda: nondeterministic(4, 2, 2, 0.4), superposition]
+    "make",
+    [
+        nondeterministic,
+        lambda: nondeterministic(3, 1, 3),
+        lambda: nondeterministic(4, 2, 2, 0.4),
+        superposition,
+        lambda: superposition(depth=2),
+    ],
 )
 def test_traces_are_sums_over_all_runs(make):
     trace, sequences = make()
@@ -198,3 +206,11 @@ def test_every_kind_of_stack_has_a_trace():
 def test_models_without_stacks():
     assert trace_stacks(transformer("2"), torch.tensor([[3, 0, 1]])) == []
     assert trace_stacks(LSTMLM(LSTMConfig(input_size=4, output_size=4, hidden_size=6)), torch.tensor([[3, 0, 1]])) == []
+
+
+def test_runs_of_a_limited_superposition_stack():
+    """Hard pushes and pops: the third push loses the first element."""
+    actions = torch.zeros(1, 5, 3, dtype=torch.float64)
+    actions[:, :3, 0] = actions[:, 3:, 2] = 1
+    (run,) = SuperpositionTrace("stack", 0, actions, 2).best_runs()
+    assert [[i for i, _ in stack[1:]] for stack in run.stacks()] == [[0], [0, 1], [1, 2], [1], []]

@@ -22,6 +22,7 @@ from stackattn.nn import (
     SelfAttention,
     SoftmaxSpec,
     StackSpec,
+    StratifiedStackAttention,
     SuperpositionStackAttention,
     TransformerLayer,
 )
@@ -36,6 +37,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "nondeterministic": lambda: NondeterministicStackAttention(D, 2, 3, 2),
     "nondeterministic x2": lambda: NondeterministicStackAttention(D, 2, 2, 3, heads=2, push_activation="exp"),
     "nondeterministic, window 3": lambda: NondeterministicStackAttention(D, 2, 2, 3, window=3),
+    "stratified": lambda: StratifiedStackAttention(D, 3),
+    "stratified x2": lambda: StratifiedStackAttention(D, 2, heads=2, push_activation="identity"),
     "softmax attention": lambda: SelfAttention(D, 2),
     "layer, softmax": lambda: TransformerLayer(SoftmaxSpec(), D, heads=2, hidden_size=8),
     "layer, superposition": lambda: TransformerLayer(
@@ -74,6 +77,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "Tf+Sup": lambda: lm("1.superposition-4.1"),
     "Tf+Nd": lambda: lm("1.nondeterministic-2-2-3.1"),
     "Tf+Sup, depth 3": lambda: lm("superposition-4d3x2.1"),
+    "Tf+Strat": lambda: lm("1.stratified-4.1"),
     "Tf, mixed": lambda: lm(
         "superposition-3x2.1.nondeterministic-1-2-2x2.nondeterministic-2-1-1", push_activation="published"
     ),

@@ -244,6 +244,7 @@ def test_formatting_adds_neighbouring_numbers():
         ("superposition-3d0", "superposition-3d0"),
         ("superposition-3d", "superposition-3d"),
         ("superposition-3w5", "superposition-3w5"),
+        ("stratified-3d5", "stratified-3d5"),
         ("superposition-3x2d5", "superposition-3x2d5"),
         ("2.nondeterministic-3-3.2", "nondeterministic-3-3"),
         ("nondeterministic-3-3-5-1", "nondeterministic-3-3-5-1"),
@@ -284,11 +285,12 @@ def test_absurd_layers_are_refused(layers, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("queue", (3,)), "kind: expected one of 'superposition', 'nondeterministic', got 'queue'"),
+        (("queue", (3,)), "kind: expected one of 'superposition', 'nondeterministic', 'stratified', got 'queue'"),
         (("superposition", (3, 3)), r"sizes: expected 1 for superposition \(stack_embedding_size\), got \(3, 3\)"),
         (("nondeterministic", (2, 0, 5)), "num_symbols: expected an integer from 1 to 1000000, got 0"),
         (("superposition", (3,), 1, 0), "depth: expected an integer from 1 to 1000000, got 0"),
         (("superposition", (3,), 1, 2.5), "depth: expected an integer from 1 to 1000000, got 2.5"),
+        (("stratified", (3,), 1, 5), "limit: expected None for stratified, which has no limit, got 5"),
         (("superposition", (3,), True), "heads: expected an integer from 1 to 1000000, got True"),
     ],
 )

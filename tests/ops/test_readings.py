@@ -128,7 +128,7 @@ def test_other_dtypes_with_the_kernel(stack, dtype):
     assert_close([x.double() for x in found], expected, 2e-6 if dtype == torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
+@pytest.mark.parametrize("stack", [*STACKS[1:], *HARD_STACKS])
 @pytest.mark.parametrize("lengths", [None, torch.tensor([11, 0, 5])], ids=["full", "lengths"])
 def test_kept_charts_and_recomputed_charts_agree(stack, lengths, monkeypatch):
     """Bit for bit. STACKATTN_CHART_MEMORY is read at each call."""
@@ -155,7 +155,7 @@ def test_nothing_is_kept_without_gradients(monkeypatch):
 def test_a_wrong_limit(monkeypatch):
     monkeypatch.setenv("STACKATTN_CHART_MEMORY", "much")
     with pytest.raises(ValueError, match="STACKATTN_CHART_MEMORY: expected a number of MB, got 'much'"):
-        with_gradients(reading(STACKS[0], "cpp"), arguments(STACKS[0], 1, 3))
+        with_gradients(reading(STACKS[1], "cpp"), arguments(STACKS[1], 1, 3))
 
 
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS, Nondeterministic(3, 3)])

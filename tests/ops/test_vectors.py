@@ -74,7 +74,9 @@ def test_readings_are_a_mean_over_hard_stacks(depth, backend):
 
 @both
 @all_depths
-@pytest.mark.parametrize(("T", "m"), [(T, 3) for T in (0, 1, 2, 5, 9, 40)] + [(6, m) for m in (1, 7, 8, 9, 16, 17, 33)])
+@pytest.mark.parametrize(
+    ("T", "m"), [(T, 3) for T in (0, 1, 2, 5, 9, 40)] + [(6, m) for m in (1, 7, 8, 9, 16, 17, 33, 512)]
+)
 def test_backends_agree_with_the_reference(T, m, depth, backend):
     inputs = arguments(2, T, m)
     expected = with_gradients(reading(depth, "reference"), inputs)
@@ -96,6 +98,28 @@ def test_weights_times_values_are_the_readings(depth, backend):
     expected = with_gradients(reading(depth, backend), inputs)
     product = lambda a, v: superposition_weights(a, depth=depth, backend=backend) @ v  # noqa: E731
     assert_close(with_gradients(product, inputs), expected, 1e-11)
+
+
+@pytest.mark.parametrize(("T", "depth"), [(150, None), (200, 30), (140, 139)])
+def test_stacks_that_are_computed_again(T, depth):
+    """The kernel stores only some stacks of a long sequence for its backward pass; several blocks of columns."""
+    inputs, lengths = arguments(3, T, 19), torch.tensor([T, T // 2, 1])
+    expected = with_gradients(reading(depth, "torch", lengths), inputs)
+    assert_close(with_gradients(reading(depth, "cpp", lengths), inputs), expected, 1e-11)
+    chunks = [T // 2, T - T // 2]
+    expected = with_gradients(reading(depth, "torch"), inputs)
+    assert_close(with_gradients(in_chunks(depth, "cpp", chunks), inputs), expected, 1e-11)
+
+
+@pytest.mark.parametrize(("T", "depth"), [(150, None), (10_000, 5)])
+def test_any_number_of_threads(T, depth, threads):
+    inputs, results = [x.float() for x in arguments(2, T, 40)], []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(with_gradients(reading(depth, "cpp"), inputs))
+    assert all(x.isfinite().all() for x in results[0])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @both
@@ -186,7 +210,7 @@ def test_states_branch_and_reorder(backend):
         assert moved.length == 6
         expected = superposition_readings(actions, values, depth=2)[chosen.long(), 3:]
         torch.testing.assert_close(found, expected)
-    assert not state.detach()._stack.requires_grad
+    assert not state.detach().elements.requires_grad
 
 
 @both
@@ -194,7 +218,7 @@ def test_the_size_of_a_state_is_constant(backend):
     state = SuperpositionReadingState.empty(2, 3, depth=4, backend=backend)
     for _ in range(3):
         _, state = state.extend(*(x.float() for x in arguments(2, 10)))
-        assert state._stack.shape == (2, 4, 3)
+        assert state.elements.shape == (2, 4, 3)
     assert repr(state) == "SuperpositionReadingState(batch_size=2, length=30, depth=4, device=cpu)"
 
 
@@ -217,7 +241,7 @@ def test_other_dtypes(dtype, backend):
     state = SuperpositionReadingState.empty(2, 3, depth=3, dtype=dtype, backend=backend)
     readings, state = state.extend(*inputs)
     assert readings.dtype == dtype
-    assert state._stack.dtype == torch.float32
+    assert state.elements.dtype == torch.float32
 
 
 @both

@@ -104,7 +104,7 @@ def test_the_size_of_a_state_is_constant(backend):
     for piece in pieces([*transitions, values[:, 1:]], [1] * 40):
         _, state = state.extend(*piece)
         sizes.append(
-            sum(x.numel() for x in (state._steps, state._rows)) + (0 if state._band is None else state._band.numel())
+            sum(x.numel() for x in (state._steps, state._tensor)) + (0 if state._band is None else state._band.numel())
         )
     assert len(set(sizes[4:])) == 1
     assert repr(state) == "NondeterministicReadingState(batch_size=2, length=40, window=5, device=cpu)"

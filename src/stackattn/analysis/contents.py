@@ -1,6 +1,6 @@
 """Contents of a stack: for each step, the probability that each pushed element is still on the stack.
 
-Both functions return (B, T, T): entry [t, i] is the probability that the element pushed at step i is on the stack after
+All functions return (B, T, T): entry [t, i] is the probability that the element pushed at step i is on the stack after
 step t, over all runs up to t in proportion to their weights. The sum of a row is the expected height of the stack. The
 results are exact and take O(T^3) time.
 """
@@ -10,20 +10,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops import StratifiedState, SuperpositionReadingState
 from ..ops.pytorch.log_chart import LogChart, log_sum
 
 
-def superposition_contents(weights: Tensor) -> Tensor:
-    """Contents of a superposition stack, from its attention weights (B, T, T).
+def superposition_contents(actions: Tensor, depth: int | None) -> Tensor:
+    """Contents of a superposition stack of that depth, from its actions (B, T, 3).
 
-    When the element of step j is on top, everything below it is as it was before step j. Because actions do not depend
-    on the stack, the elements below are distributed as they were after step j - 1.
+    If each step pushes its own unit vector, entry i of an element is the probability that it was pushed at step i.
     """
-    B, T = weights.shape[:2]
-    contents = weights.new_zeros(B, T + 1, T)  # row t + 1: after step t; row 0: the empty stack
+    B, T = actions.shape[:2]
+    contents = actions.new_zeros(B, T, T)
+    state = SuperpositionReadingState.empty(B, max(T, 1), depth=depth, dtype=actions.dtype, device=actions.device)
+    for t, unit in enumerate(torch.eye(T, dtype=actions.dtype, device=actions.device)):
+        _, state = state.extend(actions[:, t : t + 1], unit.expand(B, 1, T))
+        contents[:, t] = state.elements.sum(1)
+    return contents
+
+
+def stratified_contents(push: Tensor, pop: Tensor) -> Tensor:
+    """Contents of a stratified stack, from its strengths (B, T): the strength that each element has left."""
+    B, T = push.shape
+    contents = push.new_zeros(B, T, T)
+    state = StratifiedState.empty(B, device=push.device)
     for t in range(T):
-        contents[:, t + 1] = weights[:, t] + (weights[:, t, None, : t + 1] @ contents[:, : t + 1])[:, 0]
-    return contents[:, 1:]
+        _, state = state.extend(push[:, t : t + 1], pop[:, t : t + 1])
+        contents[:, t, : t + 1] = state.strengths
+    return contents
 
 
 def nondeterministic_contents(push: Tensor, replace: Tensor, chart: LogChart) -> Tensor:

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,10 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from ..models.lstm import LSTMLM
-from ..nn import NondeterministicStackAttention, StackAttention, SuperpositionStackAttention
-from ..ops import AutomatonRun, Operation, best_runs, nondeterministic_weights, sample_runs, superposition_weights
+from ..nn import (
+    NondeterministicStackAttention,
+    StackAttention,
+    StratifiedStackAttention,
+    SuperpositionStackAttention,
+)
+from ..ops import (
+    AutomatonRun,
+    Operation,
+    best_runs,
+    nondeterministic_weights,
+    sample_runs,
+    stratified_weights,
+    superposition_weights,
+)
 from ..ops.pytorch.log_chart import log_chart, log_sum
-from .contents import nondeterministic_contents, superposition_contents
+from .contents import nondeterministic_contents, stratified_contents, superposition_contents
 
 
 @dataclass(frozen=True)
@@ -44,8 +57,8 @@ class StackTrace(ABC):
 
     @classmethod
     @abstractmethod
-    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor]) -> StackTrace:
-        """Create a trace from the actions of a layer: the arguments of the stack's operator."""
+    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> StackTrace:
+        """Create a trace from the actions of a layer, the arguments of the stack's operator, and from its limit."""
 
     @abstractmethod
     def tops(self) -> Tensor:
@@ -89,6 +102,7 @@ class SuperpositionTrace(StackTrace):
     """Trace of a superposition stack. A run is a list of independent actions; popping an empty stack has no effect."""
 
     probabilities: Tensor  # (B, T, 3): push, no-op, pop
+    depth: int | None = None
 
     KIND: ClassVar[str] = SuperpositionStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
@@ -97,9 +111,9 @@ class SuperpositionTrace(StackTrace):
     HAS_STATES: ClassVar[bool] = False
 
     @classmethod
-    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor]) -> SuperpositionTrace:
+    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> SuperpositionTrace:
         (probabilities,) = actions
-        return cls(name, first, probabilities)
+        return cls(name, first, probabilities, limit)
 
     def tops(self) -> Tensor:
         weights = self._weights
@@ -113,23 +127,29 @@ class SuperpositionTrace(StackTrace):
 
     @cached_property
     def _weights(self) -> Tensor:
-        return superposition_weights(self.probabilities)  # (B, T, T)
+        return superposition_weights(self.probabilities, depth=self.depth)  # (B, T, T)
 
     @cached_property
     def _contents(self) -> Tensor:
-        return superposition_contents(self._weights)
+        return superposition_contents(self.probabilities, self.depth)
 
     def log_totals(self) -> Tensor:
         return self.probabilities.new_zeros(len(self.probabilities))
 
     def best_runs(self) -> list[AutomatonRun]:
-        return [_actions_as_run(p, p.argmax(-1)) for p in self.probabilities]
+        return [self._as_run(p, p.argmax(-1)) for p in self.probabilities]
 
     def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
         return [
-            [_actions_as_run(p, torch.multinomial(p, 1, generator=generator)[:, 0]) for _ in range(num_samples)]
+            [self._as_run(p, torch.multinomial(p, 1, generator=generator)[:, 0]) for _ in range(num_samples)]
             for p in self.probabilities
         ]
+
+    def _as_run(self, probabilities: Tensor, actions: Tensor) -> AutomatonRun:
+        kinds = ("push", "replace", "pop")
+        operations = tuple(_Action(kinds[a], 0, None if a == 2 else 0) for a in actions.tolist())
+        log_weight = probabilities.gather(-1, actions[:, None]).log().sum().item()
+        return _ActionRun(operations, log_weight, self.depth)
 
 
 @dataclass(frozen=True)
@@ -145,7 +165,7 @@ class NondeterministicTrace(StackTrace):
     HAS_STATES: ClassVar[bool] = True
 
     @classmethod
-    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor]) -> NondeterministicTrace:
+    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> NondeterministicTrace:
         push, replace, pop = actions
         return cls(name, first, (push, replace, pop))
 
@@ -193,7 +213,36 @@ class NondeterministicTrace(StackTrace):
         return sample_runs(*self.transitions, num_samples, generator=generator)
 
 
-TRACES: dict[str, type[StackTrace]] = {trace.KIND: trace for trace in (SuperpositionTrace, NondeterministicTrace)}
+@dataclass(frozen=True)
+class StratifiedTrace(SuperpositionTrace):
+    """Trace of a stratified stack: `contents` and `heights` are strengths.
+
+    The stack itself has no runs. In those of the trace, a step pushes with probability `push` and otherwise pops with
+    probability `pop`; the attention weights are not their mean.
+    """
+
+    strengths: tuple[Tensor, Tensor] = field(kw_only=True)  # push and pop, (B, T) each
+
+    KIND: ClassVar[str] = StratifiedStackAttention.kind
+
+    @classmethod
+    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> StratifiedTrace:
+        push, pop = actions
+        shares = torch.stack([push, (1 - push) * (1 - pop), (1 - push) * pop], dim=-1)
+        return cls(name, first, shares, strengths=(push, pop))
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        return stratified_weights(*self.strengths)  # (B, T, T)
+
+    @cached_property
+    def _contents(self) -> Tensor:
+        return stratified_contents(*self.strengths)
+
+
+TRACES: dict[str, type[StackTrace]] = {
+    trace.KIND: trace for trace in (SuperpositionTrace, NondeterministicTrace, StratifiedTrace)
+}
 """Trace classes by kind of stack, for the kinds of `stackattn.nn.kinds`."""
 
 
@@ -277,7 +326,7 @@ def _trace_layers(model: nn.Module, *inputs: Any) -> tuple[Any, list[StackTrace]
         parts = [_exact(x) for x in actions[path]]
         for head, name in enumerate(_head_names(path, layer)):
             of_head = [x if layer.heads == 1 else x[:, head] for x in parts]
-            traces.append(TRACES[layer.kind].from_actions(name, 0, of_head))
+            traces.append(TRACES[layer.kind].from_actions(name, 0, of_head, layer.limit))
     return output, traces
 
 
@@ -293,7 +342,8 @@ def _trace_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
         _, state = model.extend(tokens[:, t : t + 1], state)
         rows.append(model.stack.to_actions(state.hidden))
     logits = _exact(torch.stack(rows[1:], dim=1))  # (B, T, actions); BOS is not read
-    return [TRACES[model.stack.kind].from_actions(LSTM_STACK, 1, model.stack.split_actions(logits))]
+    actions, trace = model.stack.split_actions(logits), TRACES[model.stack.kind]
+    return [trace.from_actions(LSTM_STACK, 1, actions, model.stack.limit)]
 
 
 def _exact(x: Tensor) -> Tensor:
@@ -312,12 +362,6 @@ def _layer_name(path: str) -> str:
     return f"{part} layer {int(number[1]) + 1}".strip() if number else path
 
 
-def _actions_as_run(probabilities: Tensor, actions: Tensor) -> AutomatonRun:
-    kinds = ("push", "replace", "pop")
-    operations = tuple(_Action(kinds[a], 0, None if a == 2 else 0) for a in actions.tolist())
-    return _ActionRun(operations, probabilities.gather(-1, actions[:, None]).log().sum().item())
-
-
 class _Action(Operation):
     """An action on a superposition stack, which has neither states nor symbols."""
 
@@ -325,8 +369,11 @@ class _Action(Operation):
         return "no-op" if self.kind == "replace" else self.kind
 
 
+@dataclass(frozen=True)
 class _ActionRun(AutomatonRun):
-    """A run of a superposition stack: popping an empty stack has no effect."""
+    """A run of a superposition stack: popping an empty stack has no effect, and at most `depth` elements are kept."""
+
+    depth: int | None
 
     def stacks(self) -> list[list[tuple[int, int]]]:
         stack, stacks = [(-1, 0)], []
@@ -335,5 +382,7 @@ class _ActionRun(AutomatonRun):
                 stack.append((step, 0))
             elif operation.kind == "pop" and len(stack) > 1:
                 stack.pop()
+            if self.depth is not None and len(stack) > 1 + self.depth:
+                del stack[1]
             stacks.append(list(stack))
         return stacks

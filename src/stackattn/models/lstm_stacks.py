@@ -37,6 +37,8 @@ class LSTMStack(nn.Module, ABC):
 
     def __init__(self, hidden_size: int, num_actions: int, stack_embedding_size: int, reading_size: int):
         super().__init__()
+        self.limit: int | None = None
+        """Largest number of elements that are kept; None: no limit."""
         self.reading_size = reading_size
         self.to_actions = nn.Linear(hidden_size, num_actions)
         self.to_value = nn.Linear(hidden_size, stack_embedding_size)
@@ -103,7 +105,7 @@ class SuperpositionLSTMStack(LSTMStack):
 
     def __init__(self, hidden_size: int, stack_embedding_size: int, depth: int | None = None):
         super().__init__(hidden_size, 3, stack_embedding_size, stack_embedding_size)
-        self.depth = depth
+        self.limit = depth
 
     def split_actions(self, logits: Tensor) -> tuple[Tensor]:
         return (logits.softmax(-1),)  # (B, T, 3): push, no-op, pop
@@ -121,11 +123,11 @@ class SuperpositionLSTMStack(LSTMStack):
         elements = push * above + noop * same + pop * below
         if active is not None:
             elements = elements.where(active[:, None, None], same)
-        elements = elements[:, : self.depth]
+        elements = elements[:, : self.limit]
         return VectorStack(elements, elements[:, 0])
 
     def unroll_lstm(self, inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, maps: Maps) -> Tensor | None:
-        if self.depth is not None and self.depth < inputs.shape[1]:
+        if self.limit is not None and self.limit < inputs.shape[1]:
             return None
         return superposition_lstm(inputs, weight_reading, weight_hidden, *maps)
 
@@ -156,6 +158,7 @@ class NondeterministicLSTMStack(LSTMStack):
         Q, S, m = num_states, num_symbols, stack_embedding_size
         super().__init__(hidden_size, Q * S * (2 * Q * S + Q), m, Q * S * m)
         self.num_states, self.num_symbols, self.window = Q, S, window
+        self.limit = window
         self.bottom = nn.Parameter(torch.empty(m))
 
     def split_actions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ Modules:
     stack             base class of the stack attention layers
     superposition     attention over a superposition stack
     nondeterministic  attention over the stack of a nondeterministic pushdown automaton
+    stratified        attention over a stratified stack
     kinds             registry of the stack attention layers
     specs             layer specifications, their notation and their attention layers
     attention         softmax attention over the same or another sequence
@@ -24,6 +25,7 @@ from .nondeterministic import NondeterministicStackAttention
 from .specs import LayerSpec, SoftmaxSpec, StackSpec, build_attention, format_layers, parse_layers
 from .stack import StackAttention, StackState
 from .state import State
+from .stratified import StratifiedStackAttention
 from .superposition import SuperpositionStackAttention
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "StackSpec",
     "StackState",
     "State",
+    "StratifiedStackAttention",
     "Sublayer",
     "SuperpositionStackAttention",
     "TransformerLayer",

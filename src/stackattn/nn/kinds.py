@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .nondeterministic import NondeterministicStackAttention
 from .stack import PUSH_ACTIVATIONS, StackAttention
+from .stratified import StratifiedStackAttention
 from .superposition import SuperpositionStackAttention
 
 PUSH_ACTIVATION_OPTIONS = (*PUSH_ACTIVATIONS, "published")
@@ -59,6 +60,7 @@ STACK_KINDS: dict[str, StackKind] = {
             "Nd",
             published_push_activation="exp",
         ),
+        StackKind(StratifiedStackAttention, ("stack_embedding_size",), "Strat", published_push_activation="sigmoid"),
     )
 }
 """All kinds of stacks by their names in the layer notation."""

@@ -1,13 +1,15 @@
 """Operators: from actions to attention weights. Pure functions and immutable states on tensors, without parameters.
 
-- superposition.py: `superposition_weights`
+- superposition.py: `superposition_weights`, `superposition_readings`
 - nondeterministic.py: `nondeterministic_weights`
-- readings.py: weights times values without the weights: `nondeterministic_readings`, `superposition_readings`
+- stratified.py: `stratified_weights`, `stratified_readings`, `StratifiedState`
+- readings.py: weights times values without the weights: `nondeterministic_readings`
 - vectors.py: the superposition stack as its vectors
 - window.py: the nondeterministic stack with a window
 - attention.py: causal softmax attention with dropout; dropout.py: dropout; lstm.py: an LSTM with a superposition stack
 - keep_mask.py: the random numbers of dropout
 - states.py: both stacks step by step; extension.py: the operator behind them, with its gradient
+- tensor_state.py: base class of states that are one tensor
 - reading_states.py: stacks step by step that return readings instead of attention weights
 - runs.py: single runs of the nondeterministic stack
 - reference.py: the paper's equations, literal and slow; the oracle of the tests
@@ -15,7 +17,7 @@
 - eager.py: whether tensors can go to the kernel without PyTorch's dispatcher
 - registration.py: registration with PyTorch (autograd, torch.compile, vmap)
 - checks.py: validation of arguments; immediate.py: when values are checked
-- lengths.py: the mask of valid steps
+- lengths.py: valid steps of padded sequences
 - transitions.py: the three transition tensors as one
 - pytorch/: the charts in plain PyTorch, for any device
 - cpp/: the charts in C++, for the CPU
@@ -29,16 +31,18 @@ from .dispatch import backends
 from .immediate import immediate_checks
 from .nondeterministic import nondeterministic_weights
 from .reading_states import NondeterministicReadingState, SuperpositionReadingState
-from .readings import nondeterministic_readings, superposition_readings
+from .readings import nondeterministic_readings
 from .runs import AutomatonRun, Operation, best_runs, sample_runs
 from .states import NondeterministicState, SuperpositionState
-from .superposition import superposition_weights
+from .stratified import StratifiedState, stratified_readings, stratified_weights
+from .superposition import superposition_readings, superposition_weights
 
 __all__ = [
     "AutomatonRun",
     "NondeterministicReadingState",
     "NondeterministicState",
     "Operation",
+    "StratifiedState",
     "SuperpositionReadingState",
     "SuperpositionState",
     "backends",
@@ -48,6 +52,8 @@ __all__ = [
     "nondeterministic_readings",
     "nondeterministic_weights",
     "sample_runs",
+    "stratified_readings",
+    "stratified_weights",
     "superposition_readings",
     "superposition_weights",
 ]

@@ -6,62 +6,19 @@ size and the cost of a step do not grow with the number of steps.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from . import checks, vectors
-from .dispatch import choose, choose_for_state
+from .dispatch import choose_for_state
+from .tensor_state import TensorState
 from .transitions import join_transitions
 from .window import extend_rows, first_row, readings_of
 
-Self = TypeVar("Self", bound="_ReadingState")
 
-
-class _ReadingState(ABC):
-    """Base class of both stacks' states."""
-
-    length: int
-    """Number of steps so far; of the longest sequence, if `lengths` were given."""
-    _backend: str
-
-    @property
-    @abstractmethod
-    def _stack(self) -> Tensor:
-        """A tensor of the state."""
-
-    @abstractmethod
-    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
-
-    @property
-    def batch_size(self) -> int:
-        return self._stack.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self._stack.device
-
-    def reorder(self: Self, index: Tensor) -> Self:
-        """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""
-        index = checks.check_index(index, self)
-        return self.map(lambda x: x.index_select(0, index))
-
-    def detach(self: Self) -> Self:
-        """The same state, detached from the autograd graph."""
-        return self.map(torch.Tensor.detach)
-
-    def to(self: Self, device: torch.device | str) -> Self:
-        """The same state on another device."""
-        moved = self.map(lambda x: x.to(device))
-        moved._backend = choose("auto", moved.device) if moved.device != self.device else self._backend
-        return moved
-
-
-class SuperpositionReadingState(_ReadingState):
+class SuperpositionReadingState(TensorState):
     """The state of a superposition stack as its vectors. States are immutable: `extend` returns a new one.
 
     Examples::
@@ -76,7 +33,7 @@ class SuperpositionReadingState(_ReadingState):
     """
 
     def __init__(self, stack: Tensor, length: int, depth: int | None, backend: str):
-        self._elements = stack  # (B, height, m), the top first
+        self._tensor = stack  # (B, height, m), the top first
         self._backend = backend
         self.length = length
         self.depth = depth
@@ -112,8 +69,9 @@ class SuperpositionReadingState(_ReadingState):
         return cls(stack, 0, depth, choose_for_state(backend, stack.device))
 
     @property
-    def _stack(self) -> Tensor:
-        return self._elements
+    def elements(self) -> Tensor:
+        """The vectors on the stack, (B, height, m), the top first; zeros below the bottom of a shorter stack."""
+        return self._tensor
 
     def __repr__(self) -> str:
         sizes = f"batch_size={self.batch_size}, length={self.length}, depth={self.depth}"
@@ -138,17 +96,17 @@ class SuperpositionReadingState(_ReadingState):
         checks.check_actions(actions, lengths)
         checks.check_same_batch("actions", actions, self)
         checks.check_values(values, actions, actions.shape[1])
-        if values.shape[2] != self._stack.shape[2]:
-            raise ValueError(f"values: expected size {self._stack.shape[2]} like the state, got {values.shape[2]}")
-        readings, stack = vectors.read_stack(actions, values, self._stack, lengths, self.depth, self._backend)
+        if values.shape[2] != self._tensor.shape[2]:
+            raise ValueError(f"values: expected size {self._tensor.shape[2]} like the state, got {values.shape[2]}")
+        readings, stack = vectors.read_stack(actions, values, self._tensor, lengths, self.depth, self._backend)
         return readings, type(self)(stack, self.length + actions.shape[1], self.depth, self._backend)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> SuperpositionReadingState:
         """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
-        return type(self)(function(self._stack), self.length, self.depth, self._backend)
+        return type(self)(function(self._tensor), self.length, self.depth, self._backend)
 
 
-class NondeterministicReadingState(_ReadingState):
+class NondeterministicReadingState(TensorState):
     """The state of a nondeterministic stack with a window. States are immutable: `extend` returns a new one.
 
     It keeps the transitions of the last `window - 1` steps and what all runs up to the last `window` time points have
@@ -171,7 +129,7 @@ class NondeterministicReadingState(_ReadingState):
         self, steps: Tensor, rows: Tensor, band: Tensor | None, length: int, window: int, sizes: tuple, backend: str
     ):
         self._steps = steps  # (B, H, Q, S, Q S + Q S + Q): joined transitions of the last H steps, see ops/window.py
-        self._rows = rows  # (B, H + 1, Q S (m + 1) + 1)
+        self._tensor = rows  # (B, H + 1, Q S (m + 1) + 1)
         self._band = band  # what the kernel would otherwise compute again from the steps
         self._sizes = sizes  # Q, S, m
         self._backend = backend
@@ -202,10 +160,6 @@ class NondeterministicReadingState(_ReadingState):
         steps = bottom.new_empty(len(bottom), 0, Q, S, Q * S + Q * S + Q, dtype=dtype)
         sizes, backend = (Q, S, bottom.shape[1]), choose_for_state(backend, bottom.device)
         return cls(steps, first_row(bottom, Q, S), None, 0, window, sizes, backend)
-
-    @property
-    def _stack(self) -> Tensor:
-        return self._rows
 
     def __repr__(self) -> str:
         sizes = f"batch_size={self.batch_size}, length={self.length}, window={self.window}"
@@ -255,16 +209,16 @@ class NondeterministicReadingState(_ReadingState):
             return steps.new_zeros(self.batch_size, 0, Q, S, m), self
         dtype = vectors.computing_dtype(steps.dtype)
         all_steps = torch.cat([self._steps.to(dtype), steps.to(dtype)], 1)
-        rows, band = extend_rows(all_steps, values, self._rows, self._band, lengths, self.window, self._backend)
+        rows, band = extend_rows(all_steps, values, self._tensor, self._band, lengths, self.window, self._backend)
         kept = min(self._steps.shape[1] + c, self.window - 1)
         last_steps = _last(all_steps, kept, c, lengths, -torch.inf)
-        last_rows = _last(torch.cat([self._rows, rows], 1), kept + 1, c, lengths, 0.0)
+        last_rows = _last(torch.cat([self._tensor, rows], 1), kept + 1, c, lengths, 0.0)
         state = type(self)(last_steps, last_rows, band, self.length + c, self.window, self._sizes, self._backend)
         return readings_of(rows, Q, S).to(steps.dtype), state
 
     def map(self, function: Callable[[Tensor], Tensor]) -> NondeterministicReadingState:
         """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
-        steps, rows = function(self._steps), function(self._rows)
+        steps, rows = function(self._steps), function(self._tensor)
         band = None if self._band is None or rows.device != self.device else function(self._band)
         return type(self)(steps, rows, band, self.length, self.window, self._sizes, self._backend)
 

@@ -1,4 +1,4 @@
-"""Stack readings: attention weights times values, without the weights.
+"""Readings of the nondeterministic stack: attention weights times values, without the weights.
 
 A tensor of attention weights of the nondeterministic stack has T (T + 1) Q S numbers for each sequence. A layer that
 does not return its weights needs only the readings, T Q S m numbers; the kernel carries the values through its chart
@@ -10,15 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import checks, vectors
+from . import checks
 from .cpp import native
 from .dispatch import choose
 from .eager import is_plain
-from .lengths import length_mask
+from .lengths import without_padding
 from .memory import chart_memory
 from .nondeterministic import nondeterministic_weights
 from .registration import NO_SECOND_DERIVATIVES, Operator
-from .superposition import superposition_weights
 from .transitions import join_transitions, split_transitions
 from .window import windowed_readings
 
@@ -73,7 +72,7 @@ def nondeterministic_readings(
     if backend == "cpp" and _pays(values):
         return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
     weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, window=window, backend=backend)
-    values = _without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
+    values = without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
     B, T, _, Q, S = weights.shape
     rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, T + 1)
     return (rows @ values).reshape(B, T, Q, S, values.shape[2])
@@ -90,64 +89,14 @@ def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None,
     return nondeterministic_readings(*split_transitions(transitions), values, lengths)
 
 
-def superposition_readings(
-    actions: Tensor,
-    values: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    depth: int | None = None,
-    backend: str = "auto",
-) -> Tensor:
-    """Readings of the superposition stack: the top element, a mixture of the pushed vectors.
-
-    Args:
-        actions: (B, T, 3), as in `superposition_weights`.
-        values: (B, T, m)
-            The vectors that are pushed.
-        lengths: (B,), optional
-            Steps of each sequence. Later steps are not read; their readings and gradients are zero.
-        depth: number of elements that are kept after each step, the top ones. The time is then linear in T. By default,
-            all elements are kept.
-        backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
-
-    Returns:
-        (B, T, m)
-            `superposition_weights(actions, lengths, depth=depth) @ values`
-
-    Raises:
-        TypeError, ValueError: an argument has the wrong shape, dtype or device, or an action is nan or infinite.
-
-    Examples::
-
-        readings = superposition_readings(logits.softmax(-1), values)
-    """
-    checks.check_actions(actions, lengths)
-    checks.check_values(values, actions, actions.shape[1])
-    checks.check_limit("depth", depth)
-    backend = choose(backend, actions.device, *((1, 1) if depth is None else ()))
-    if depth is not None and backend != "reference":
-        return vectors.readings(actions, values, lengths, depth, backend)
-    if backend == "cpp" and _pays(values):
-        return _readings(actions, values, lengths)
-    weights = superposition_weights(actions, lengths, depth=depth, backend=backend)
-    return weights @ _without_padding(values, lengths, actions.shape[1]).to(weights.dtype)
-
-
 def _pays(values: Tensor) -> bool:
     """Whether the kernel's readings are faster than weights times values: the kernel computes in float64, PyTorch's
     product in the dtype of the values, so values longer than the sequence are better multiplied."""
     return values.shape[2] <= max(values.shape[1], 16)
 
 
-def _without_padding(values: Tensor, lengths: Tensor | None, T: int) -> Tensor:
-    """Zeros for the values of steps beyond the lengths: nan there must not be multiplied by a weight of 0."""
-    if lengths is None:
-        return values
-    return values.where(length_mask(lengths + (values.shape[1] - T), values.shape[1])[..., None], 0.0)
-
-
 def _readings(steps: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
-    """Of transitions (B, T, Q, S, Q S + Q S + Q) or actions (B, T, 3), by the kernel."""
+    """Of transitions (B, T, Q, S, Q S + Q S + Q), by the kernel."""
     if is_plain(steps, values, dtypes=(torch.float32, torch.float64)):
         lengths = checks.copy_lengths(lengths, steps.shape[1])
         keep = torch.is_grad_enabled() and (steps.requires_grad or values.requires_grad)
@@ -171,11 +120,8 @@ class _Readings(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return *native.readings_backward(grad, steps, values, ctx.lengths, kept), None, None
         # A graph of the gradients is wanted, for a second derivative.
-        if native.is_superposition(steps):
-            readings = superposition_readings(steps, values, ctx.lengths, backend="reference")
-        else:
-            transitions = split_transitions(steps)
-            readings = nondeterministic_readings(*transitions, values, ctx.lengths, backend="reference")
+        transitions = split_transitions(steps)
+        readings = nondeterministic_readings(*transitions, values, ctx.lengths, backend="reference")
         wanted = [x for x in (steps, values) if x.requires_grad]
         found = iter(torch.autograd.grad(readings, wanted, grad, create_graph=True))
         return *(next(found) if x.requires_grad else None for x in (steps, values)), None, None

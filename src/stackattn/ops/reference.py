@@ -1,6 +1,7 @@
 """The equations of the stack attention paper (DuSell & Chiang, 2024), literal and slow: the oracle of the tests.
 
-They follow Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space). Time points are the paper's:
+They follow Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space); the stratified stack is from
+another paper. Time points are the paper's:
 step t = 1..n leads from t-1 to t and uses index t-1 of the arguments. All computation is in float64, and autograd
 differentiates it. At time points that no run reaches, readings, weights and gradients are zero.
 """
@@ -40,6 +41,27 @@ def superposition_weights(actions: Tensor, depth: int | None = None) -> Tensor:
     B, n, _ = actions.shape
     one_hot = torch.eye(n, dtype=actions.dtype, device=actions.device)
     return superposition_readings(actions, one_hot.expand(B, n, n), depth)
+
+
+def stratified_weights(push: Tensor, pop: Tensor) -> Tensor:
+    """Weights (B, T, T) of strengths (B, T): the recurrence of Grefenstette et al. (2015), Equations 1 to 3."""
+    (B, n), dtype = push.shape, push.dtype
+    push, pop = push.double(), pop.double()
+    nothing = push.new_zeros(B)
+    strengths: list[Tensor] = []  # of all elements, the first one pushed first
+    rows = [push[:, None, :][:, :0]]
+    for t in range(n):
+        remaining, kept = pop[:, t], []
+        for strength in reversed(strengths):
+            kept.append((strength - remaining).clamp(min=0))
+            remaining = (remaining - strength).clamp(min=0)
+        strengths = [*reversed(kept), push[:, t]]
+        remaining, row = torch.ones_like(nothing), []
+        for strength in reversed(strengths):
+            row.append(torch.minimum(strength, remaining))
+            remaining = (remaining - strength).clamp(min=0)
+        rows.append(torch.stack([*reversed(row), *[nothing] * (n - t - 1)], 1)[:, None])
+    return torch.cat(rows, 1).to(dtype)
 
 
 def nondeterministic_readings(

@@ -1,4 +1,4 @@
-"""The superposition stack: from push, no-op and pop probabilities to attention weights over the pushed values."""
+"""The superposition stack: from push, no-op and pop probabilities to attention weights and readings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from . import checks, reference, vectors
 from .cpp import native
 from .dispatch import choose, module_of
-from .lengths import length_mask
+from .lengths import length_mask, without_padding
 from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
@@ -56,6 +56,50 @@ def superposition_weights(
         one_hot = torch.eye(T, dtype=actions.dtype, device=actions.device)
         return vectors.readings(actions, one_hot.expand(B, T, T), lengths, depth, backend)
     return _op(actions, lengths, backend)
+
+
+def superposition_readings(
+    actions: Tensor,
+    values: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    depth: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Readings of the superposition stack: the top element, a mixture of the pushed vectors.
+
+    Args:
+        actions: (B, T, 3), as in `superposition_weights`.
+        values: (B, T, m)
+            The vectors that are pushed.
+        lengths: (B,), optional
+            Steps of each sequence. Later steps are not read; their readings and gradients are zero.
+        depth: number of elements that are kept after each step, the top ones. The time is then linear in T. By default,
+            all elements are kept.
+        backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
+
+    Returns:
+        (B, T, m)
+            `superposition_weights(actions, lengths, depth=depth) @ values`
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong shape, dtype or device, or an action is nan or infinite.
+
+    Examples::
+
+        readings = superposition_readings(logits.softmax(-1), values)
+    """
+    checks.check_actions(actions, lengths)
+    checks.check_values(values, actions, actions.shape[1])
+    checks.check_limit("depth", depth)
+    backend = choose(backend, actions.device, *((1, 1) if depth is None else ()))
+    # Weights, then a product, are faster for long vectors on short sequences, and without the kernel.
+    T, m = values.shape[1:]
+    short = m >= 512 and m > 4 * T
+    if backend != "reference" and (depth is not None or (backend == "cpp" and not short)):
+        return vectors.readings(actions, values, lengths, depth, backend)
+    weights = superposition_weights(actions, lengths, depth=depth, backend=backend)
+    return weights @ without_padding(values, lengths, actions.shape[1]).to(weights.dtype)
 
 
 def _reference(actions: Tensor, lengths: Tensor | None, depth: int | None) -> Tensor:

@@ -213,3 +213,28 @@ def empty_band(batch_size: int, Q: int, S: int, steps: int) -> Tensor:
     """Memory for the part of the chart that later steps of a windowed stack need, of the last `steps` steps."""
     assert kernel is not None
     return torch.empty(batch_size, kernel.band_size(Q, S, steps), dtype=torch.float64)
+
+
+_NO_LIMIT = 1 << 60
+
+
+def vectors(
+    actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None, with_stack: bool
+) -> Tensor:
+    """Readings of a superposition stack, followed by its last vectors if `with_stack`; see `ops.vectors`."""
+    (B, T, m), height, limit = values.shape, stack.shape[1], depth or _NO_LIMIT
+    result = values.new_empty(B, T + (min(height + T, limit) if with_stack else 0), m)
+    arrays = (_readable(x) for x in (actions, values, stack))
+    _call("vectors", _ACTIONS, lengths, *arrays, limit, with_stack, result)
+    return result
+
+
+def vectors_backward(
+    grad: Tensor, actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of actions, values and the first stack."""
+    arrays = [_readable(x) for x in (actions, values, stack)]
+    grads = [torch.empty_like(x) for x in arrays]
+    limits = depth or _NO_LIMIT, grad.shape[1] > actions.shape[1]
+    _call("vectors_backward", _ACTIONS, lengths, *arrays, *limits, _readable(grad), *grads)
+    return grads[0], grads[1], grads[2]

@@ -81,3 +81,18 @@ struct Windowed {
   Report (*forward)(const Problem&, const WindowArrays&, const Kept& band, const Kept& band_after);
   Report (*backward)(const Problem&, const WindowArrays&, const WindowGradients&);
 };
+
+// Sizes of superposition stacks as vectors of m numbers: `height` elements before the first step, at most `depth` after
+// each step, `height_after` after the last step; 0: the last stack is not a result.
+struct VectorSizes {
+  int64_t m, height, depth, height_after;
+};
+
+// vectors.cpp: actions (B,T,3), values (B,T,m), stacks (B,height,m), top first. The result is (B,T+height_after,m):
+// readings, then the last stack.
+struct Vectors {
+  Report (*forward)(const Problem&, const VectorSizes&, const void* actions, const void* values, const void* stacks,
+                    void* result);
+  Report (*backward)(const Problem&, const VectorSizes&, const void* actions, const void* values, const void* stacks,
+                     const void* grad, void* grad_actions, void* grad_values, void* grad_stacks);
+};

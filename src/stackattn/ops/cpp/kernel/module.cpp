@@ -21,6 +21,7 @@ struct Kernel {
   const States& states;
   const Readings& readings;
   const Windowed& windowed;
+  const Vectors& vectors;
   const Network& network;
 };
 
@@ -30,13 +31,14 @@ struct Kernel {
   extern const States states;                                                                               \
   extern const Readings readings;                                                                           \
   extern const Windowed windowed;                                                                           \
+  extern const Vectors vectors;                                                                             \
   extern const Attention attention;                                                                         \
   extern const Dropout dropout;                                                                             \
   extern const SuperpositionLSTM superposition_lstm;                                                        \
   extern const NondeterministicLSTM nondeterministic_lstm;                                                  \
   extern const SumOfProducts sum_of_products;                                                               \
   const Network network = {attention, dropout, superposition_lstm, nondeterministic_lstm, sum_of_products}; \
-  const Kernel kernel = {#isa, full_pass, states, readings, windowed, network};                             \
+  const Kernel kernel = {#isa, full_pass, states, readings, windowed, vectors, network};                    \
   }
 DECLARE(kernel_portable)
 #if defined(STACKATTN_X86)
@@ -284,6 +286,56 @@ nb::tuple windowed_backward(Array steps, Array values, Array history, int64_t wi
   return run(call.call, [&] { return kernel().windowed.backward(call.call.problem, call.arrays, gradients); });
 }
 
+// The arrays of superposition stacks as vectors.
+struct VectorsCall {
+  Call call;
+  VectorSizes sizes;
+  const Shape actions, values, stacks;
+  VectorsCall(const Array& actions_in, const Array& values_in, const Array& stacks_in, int64_t depth, bool with_stack,
+              const Array& lengths, int threads)
+      : call(actions_in, "actions", 3, lengths, threads), sizes(sizes_of(values_in, stacks_in, depth, with_stack)),
+        actions({call.B, call.T, 3}), values({call.B, call.T, sizes.m}), stacks({call.B, sizes.height, sizes.m}) {}
+
+  VectorSizes sizes_of(const Array& values_in, const Array& stacks_in, int64_t depth, bool with_stack) const {
+    for (const Array* array : {&values_in, &stacks_in})
+      if (!array->is_valid() || array->ndim() != 3 || array->shape(2) < 1)
+        bad_value("values and stacks", "three axes, the last one at least 1", "another shape");
+    const int64_t m = values_in.shape(2), height = stacks_in.shape(1);
+    if (depth < 1 || depth < height) bad_value("depth", "at least the height of the stack", std::to_string(depth));
+    return {m, height, depth, with_stack ? std::min(height + call.T, depth) : 0};
+  }
+  Shape result() const { return {call.B, call.T + sizes.height_after, sizes.m}; }
+};
+
+nb::tuple vectors(Array actions, Array values, Array stacks, int64_t depth, bool with_stack, Array result,
+                  Array lengths, int threads) {
+  const VectorsCall call(actions, values, stacks, depth, with_stack, lengths, threads);
+  const auto dtype = call.call.dtype;
+  const void* in = address(actions, "actions", dtype, call.actions);
+  const void* pushed = address(values, "values", dtype, call.values);
+  const void* first = address(stacks, "stacks", dtype, call.stacks);
+  void* out = address(result, "result", dtype, call.result());
+  const Problem& p = call.call.problem;
+  return run(call.call, [&] { return kernel().vectors.forward(p, call.sizes, in, pushed, first, out); });
+}
+
+nb::tuple vectors_backward(Array actions, Array values, Array stacks, int64_t depth, bool with_stack, Array grad,
+                           Array grad_actions, Array grad_values, Array grad_stacks, Array lengths, int threads) {
+  const VectorsCall call(actions, values, stacks, depth, with_stack, lengths, threads);
+  const auto dtype = call.call.dtype;
+  const void* in = address(actions, "actions", dtype, call.actions);
+  const void* pushed = address(values, "values", dtype, call.values);
+  const void* first = address(stacks, "stacks", dtype, call.stacks);
+  const void* upstream = address(grad, "grad", dtype, call.result());
+  void* out_actions = address(grad_actions, "grad_actions", dtype, call.actions);
+  void* out_values = address(grad_values, "grad_values", dtype, call.values);
+  void* out_stacks = address(grad_stacks, "grad_stacks", dtype, call.stacks);
+  return run(call.call, [&] {
+    return kernel().vectors.backward(call.call.problem, call.sizes, in, pushed, first, upstream, out_actions,
+                                     out_values, out_stacks);
+  });
+}
+
 #if defined(STACKATTN_SANITIZE)
 // A deliberate error, which the sanitizers must report: reads entry `index` of an array of 8 numbers.
 double read_beyond(int64_t index) {
@@ -298,7 +350,7 @@ int overflow(int x) { return x + 2147483647; }
 
 // Version of the functions below. When one is added, removed or gets other arguments (those of network_module.cpp too),
 // increase it here and in ops/dispatch.py, which does not use a kernel that was built from other sources.
-constexpr int INTERFACE = 4;
+constexpr int INTERFACE = 6;
 
 // Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
 // outputs are written in place. Each call returns the fields of a Report.
@@ -339,6 +391,11 @@ NB_MODULE(_kernel, m) {
         arg("band_after").none(), arg("rows"), lengths, arg("threads"));
   m.def("windowed_backward", &windowed_backward, arg("steps"), arg("values"), arg("history"), arg("window"),
         arg("rows"), arg("grad_rows"), arg("grad_steps"), arg("grad_values"), arg("grad_history"), lengths,
+        arg("threads"));
+  m.def("vectors", &vectors, arg("actions"), arg("values"), arg("stacks"), arg("depth"), arg("with_stack"),
+        arg("result"), lengths, arg("threads"));
+  m.def("vectors_backward", &vectors_backward, arg("actions"), arg("values"), arg("stacks"), arg("depth"),
+        arg("with_stack"), arg("grad"), arg("grad_actions"), arg("grad_values"), arg("grad_stacks"), lengths,
         arg("threads"));
   add_network(m, kernel().network);
 }

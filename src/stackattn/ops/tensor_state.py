@@ -1,0 +1,52 @@
+"""Base class of states that are tensors and a number of steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .dispatch import choose
+
+Self = TypeVar("Self", bound="TensorState")
+
+
+class TensorState(ABC):
+    """The methods that all immutable states share."""
+
+    length: int
+    """Number of steps so far; of the longest sequence, if `lengths` were given."""
+    _backend: str
+    _tensor: Tensor
+    """One of the state's tensors, the batch first."""
+
+    @abstractmethod
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
+
+    @property
+    def batch_size(self) -> int:
+        return self._tensor.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self._tensor.device
+
+    def reorder(self: Self, index: Tensor) -> Self:
+        """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""
+        index = checks.check_index(index, self)
+        return self.map(lambda x: x.index_select(0, index))
+
+    def detach(self: Self) -> Self:
+        """The same state, detached from the autograd graph."""
+        return self.map(torch.Tensor.detach)
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        """The same state on another device."""
+        moved = self.map(lambda x: x.to(device))
+        moved._backend = choose("auto", moved.device) if moved.device != self.device else self._backend
+        return moved
