@@ -210,3 +210,22 @@ def test_inputs_on_another_device(name):
     x = subject.inputs(B, T).to("meta")
     with pytest.raises(ValueError, match="expected device cpu like the parameters, got meta; move one of them"):
         subject.full(x)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax"))])
+def test_documents_that_share_a_row(name):
+    """Each is read as if it were alone, and its gradients are its own."""
+    subject = make(name)
+    x = subject.inputs(2, 9)
+    starts = torch.tensor([[1, 0, 0, 0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0, 0]]).bool()
+    if not subject.is_layer:
+        x[starts] = x[0, 0]  # bos
+    x.requires_grad_(subject.is_layer)
+    ranges = [(0, 0, 4), (0, 4, 5), (0, 5, 8), (1, 0, 6), (1, 6, 9)]
+    packed = subject.module(subject.spoil(x, torch.tensor([8, 9])), torch.tensor([8, 9]), starts=starts)
+    found = [packed[b, first:last] for b, first, last in ranges]
+    alone = [subject.full(x[b : b + 1, first:last])[0] for b, first, last in ranges]
+    for one, other in zip(alone, found, strict=True):
+        torch.testing.assert_close(other, one, **close)
+    for one, other in zip(gradients(subject, x, alone), gradients(subject, x, found), strict=True):
+        torch.testing.assert_close(other, one, **close)

@@ -72,6 +72,28 @@ def test_perplexity_equals_that_of_reading_token_by_token(layers, folder):
     assert nats[2, 2:].tolist() == [0] * 5  # after EOS
 
 
+@pytest.mark.parametrize("layers", ["2", "superposition-5d2.1", "1.nondeterministic-2-2-3", "stratified-3"])
+def test_documents_that_share_a_row_are_read_one_by_one(layers, folder):
+    """The documents have 3, 4, 2, 7, ... tokens with EOS: the first row ends with the beginning of the third one."""
+    task, model = config(folder, layers, {"piece_tokens": 8}).make()
+    model.double().eval()
+    vocabulary, steps = task.tokenizer, [(t, i) for t, x in enumerate(task.training) for i in range(len(x) + 1)]
+    rows = [steps[at : at + 8] for at in range(0, len(steps), 8)]
+    assert sorted(i for batch in task.epoch(torch.Generator()) for i in batch) == list(range(len(rows)))
+    for number, row in enumerate(rows):
+        total = 0.0
+        for document in sorted({t for t, _ in row}):
+            taken = [i for t, i in row if t == document]
+            read = [vocabulary.bos, *task.training[document]][taken[0] : taken[-1] + 1]
+            wanted = [*task.training[document], vocabulary.eos][taken[0] : taken[-1] + 1]
+            logs = model(torch.tensor([read]))[0].log_softmax(-1)
+            total -= logs[range(len(wanted)), wanted].sum().item()
+        assert task.loss(model, [number]).item() == pytest.approx(total, rel=1e-12)
+    found = task.evaluate(model)
+    assert found["examples_per_epoch"] == len(rows)
+    assert math.isfinite(found["perplexity"])
+
+
 @pytest.mark.parametrize("count_bos", [True, False])
 def test_batches(folder, count_bos):
     task = LMTask(LMDataOptions(str(folder), batch_tokens=8, count_bos=count_bos))

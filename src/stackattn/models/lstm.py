@@ -12,6 +12,7 @@ from torch.nn.functional import linear, one_hot, pad
 from ..nn import State
 from ..nn.checks import check_tokens, unknown_token
 from ..nn.state import without_padding
+from ..ops import by_documents
 from ..ops.eager import is_plain
 from ..ops.lengths import length_mask
 from .configs import LSTMConfig
@@ -68,12 +69,15 @@ class LSTMLM(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """Compute logits: tokens (B, T) and lengths (B,) -> (B, T, output_size).
 
-        The first token of each sequence is bos. Arguments and errors are those of `TransformerLM.forward`.
+        The first token of each sequence, and of each document of `starts`, is bos. Arguments and errors are those of
+        `TransformerLM.forward`.
         """
         check_tokens("tokens", tokens, lengths, self.bias)
+        if starts is not None:
+            return by_documents(self.forward, starts, tokens, lengths=lengths)
         # Reading the padding is safe here: it affects only later steps and the final state, which is discarded.
         tokens = without_padding(tokens, lengths)
         hidden = self._unroll_in_one_call(tokens)

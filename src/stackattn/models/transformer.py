@@ -13,6 +13,7 @@ from ..nn.checks import check_tokens, unknown_token
 from ..nn.dropout import Dropout
 from ..nn.layers import LayerState
 from ..nn.state import without_padding
+from ..ops import by_documents
 from .configs import Seq2SeqConfig, TransformerLMConfig
 
 
@@ -128,7 +129,7 @@ class TransformerLM(nn.Module):
         self.output = None if config.tied else nn.Linear(config.d_model, config.output_size)
         initialise(self, config.init_range, config.xavier_layer)
 
-    def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """Compute logits.
 
         Args:
@@ -136,6 +137,8 @@ class TransformerLM(nn.Module):
             lengths: (B,), optional
                 Number of tokens of each sequence. Later tokens are padding: they are ignored, and their logits are
                 meaningless.
+            starts: (B, T), bool, optional
+                The first token of each document, if a row contains several: each is read as if it were alone.
 
         Returns:
             Logits (B, T, output_size).
@@ -143,6 +146,9 @@ class TransformerLM(nn.Module):
         Raises:
             ValueError, TypeError: wrong shape or dtype, or (on the CPU) a token that is not in the vocabulary.
         """
+        if starts is not None:
+            check_tokens("tokens", tokens, lengths, self.embedding.table.weight)
+            return by_documents(self.forward, starts, tokens, lengths=lengths)
         return self._logits(self.trunk(self.embedding(tokens, lengths), lengths))
 
     def initial_state(self, batch_size: int) -> TransformerState:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..ops import by_documents
 from ..ops.checks import check_limit
 from .checks import check_choice, check_positive, check_vectors
 from .state import State, without_padding
@@ -158,7 +159,13 @@ class StackAttention(nn.Module, ABC):
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(
-        self, x: Tensor, lengths: Tensor | None = None, *, return_weights: bool = False, return_actions: bool = False
+        self,
+        x: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        starts: Tensor | None = None,
+        return_weights: bool = False,
+        return_actions: bool = False,
     ):
         """Attend to the stack at every step.
 
@@ -167,6 +174,8 @@ class StackAttention(nn.Module, ABC):
             lengths: (B,), optional
                 Number of steps of each sequence. Later steps are padding: they are ignored, and their output is
                 meaningless.
+            starts: (B, T), bool, optional
+                The first step of each document, if a row contains several: each has a stack of its own.
             return_weights: also return the attention weights.
             return_actions: also return the actions, see `actions`.
 
@@ -177,6 +186,10 @@ class StackAttention(nn.Module, ABC):
         Raises:
             ValueError, TypeError: wrong shape or dtype.
         """
+        if starts is not None:
+            if return_weights or return_actions:
+                raise ValueError("starts: expected None with return_weights or return_actions, got a tensor")
+            return by_documents(self.forward, starts, self._check(x, lengths), lengths=lengths)
         x = self._check(x, lengths)
         logits, lengths = self._action_logits(x), self._repeat_lengths(lengths)
         values = self._pushed(x)

@@ -11,6 +11,7 @@
 - states.py: both stacks step by step; extension.py: the operator behind them, with its gradient
 - tensor_state.py: base class of states that are one tensor
 - reading_states.py: stacks step by step that return readings instead of attention weights
+- documents.py: several documents in one row: `by_documents`
 - runs.py: single runs of the nondeterministic stack
 - reference.py: the paper's equations, literal and slow; the oracle of the tests
 - dispatch.py: the available backends, and which one to use
@@ -28,6 +29,7 @@ NOTATION.md explains the letters.
 
 from .attention import causal_attention
 from .dispatch import backends
+from .documents import by_documents
 from .immediate import immediate_checks
 from .nondeterministic import nondeterministic_weights
 from .reading_states import NondeterministicReadingState, SuperpositionReadingState
@@ -47,6 +49,7 @@ __all__ = [
     "SuperpositionState",
     "backends",
     "best_runs",
+    "by_documents",
     "causal_attention",
     "immediate_checks",
     "nondeterministic_readings",

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from . import checks, reference
 from .dispatch import choose
+from .immediate import reads_values
 from .lengths import length_mask, without_padding
 from .tensor_state import TensorState
 
@@ -38,7 +39,7 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or a strength within the lengths
-            is not between 0 and 1 (not checked under torch.compile and torch.func).
+            is not between 0 and 1 (not checked under torch.compile, under torch.func and on a GPU).
 
     Examples::
 
@@ -167,7 +168,8 @@ def _strengths(push: Tensor, pop: Tensor, lengths: Tensor | None) -> tuple[Tenso
     if lengths is not None:
         mask = length_mask(lengths, push.shape[1])
         push, pop = push.where(mask, 0.0), pop.where(mask, 0.0)
-    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if not traced and reads_values(push.device):
         checks.copy_lengths(lengths, push.shape[1])
         for name, x in (("push", push), ("pop", pop)):
             if len(bad := ((x >= 0) & (x <= 1)).logical_not().nonzero()):

@@ -14,5 +14,6 @@ Modules:
     pieces              the tokenizer of bitext
     byte_pairs          SentencePiece models
     batching            batches with a maximum number of tokens
+    packing             rows that several documents share
     old_fingerprints    verification of corpora prepared by earlier versions
 """

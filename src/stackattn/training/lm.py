@@ -19,6 +19,7 @@ from ..models import TransformerArchitecture, TransformerLM
 from ..models.saving import load
 from ..text.batching import pad, token_batches
 from ..text.monolingual_corpus import MonolingualCorpus
+from ..text.packing import Pieces, cut_into_pieces
 from ..text.subject_verb import minimal_pairs
 from ..text.vocabulary import Vocabulary
 from .experiment import config_of, in_section, model_folder, perplexity
@@ -43,9 +44,14 @@ class LMDataOptions(SentenceDataOptions):
     """Range from which each random restart draws `batch_tokens`."""
     count_bos: bool = True
     """Whether BOS counts towards `batch_tokens`."""
+    piece_tokens: int | None = None
+    """Tokens in a row that several documents (lines of the corpus) share, each read as if it were alone; a document
+    that does not fit continues in the next row. A batch has at least one row. Default: one sentence in each row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        size = self.piece_tokens
+        require(size is None or size >= 1, "piece_tokens", "at least 1", size)
         low, high = self.batch_tokens_range
         require(1 <= low <= high, "batch_tokens_range", "two numbers of at least 1, the smaller first", [low, high])
 
@@ -115,23 +121,37 @@ class LMTask(SentenceTask):
         self.validation = corpus.encode_split("validation", self.tokenizer)
         self._lengths = [len(sentence) for sentence in self.training]
         self._costs = [length + options.count_bos for length in self._lengths]
+        self._pieces = None if options.piece_tokens is None else self._cut(self.training, options.piece_tokens)
+
+    def _cut(self, sentences: Sequence[Sequence[int]], size: int) -> Pieces:
+        return cut_into_pieces(sentences, size, self.tokenizer, IGNORED)
 
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
-        """Return batches of sentence indices."""
+        """Return batches of indices of sentences, or of rows if several documents share a row."""
+        if self._pieces is not None:
+            rows = torch.randperm(len(self._pieces), generator=generator)
+            count = max(1, self.options.batch_tokens // self._pieces.inputs.shape[1])
+            return [batch.tolist() for batch in rows.split(count)]
         return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
-        """Summed over the tokens of a sentence, averaged over sentences."""
+        """Summed over the tokens of a sentence or row, averaged over sentences or rows."""
+        if self._pieces is not None:
+            return piece_log_likelihood(model, self._pieces.select(batch)).neg() / len(batch)
         nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.tokenizer)
         return nats.sum() / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        found = evaluate_sentences(model, self.validation, self.tokenizer)
+        size = self.options.piece_tokens
+        if size is None:
+            found = evaluate_sentences(model, self.validation, self.tokenizer)
+        else:
+            found = evaluate_pieces(model, self._cut(self.validation, size))
         return {
             "score": found["cross_entropy"],
             "cross_entropy": found["cross_entropy"],
             "perplexity": found["perplexity"],
-            "examples_per_epoch": len(self.training),
+            "examples_per_epoch": len(self.training if self._pieces is None else self._pieces),
         }
 
 
@@ -144,6 +164,23 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
     logits = model(inputs, lengths)  # (B, longest + 1, types and EOS)
     nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
     return nats.view_as(targets)
+
+
+def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
+    """Sum of the log-likelihoods of all targets, in nats."""
+    pieces = pieces.to(next(model.parameters(), pieces.inputs).device)
+    logits = model(pieces.inputs, pieces.lengths, pieces.starts)  # (B, T, types and EOS)
+    return -cross_entropy(logits.flatten(0, 1), pieces.targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def evaluate_pieces(model: nn.Module, pieces: Pieces) -> dict[str, Any]:
+    """Like `evaluate_sentences`, of documents that are cut into pieces."""
+    model.eval()
+    rows = torch.arange(len(pieces)).split(max(1, EVALUATION_TOKENS // pieces.inputs.shape[1]))
+    with torch.no_grad():
+        total = math.fsum(piece_log_likelihood(model, pieces.select(batch.tolist())).item() for batch in rows)
+    tokens = int(pieces.lengths.sum())
+    return _summary(int(pieces.starts.sum()), tokens, total)
 
 
 def score_sentences(
@@ -206,9 +243,12 @@ def evaluate_sentences(
 ) -> dict[str, Any]:
     """Return the cross-entropy in nats per token and the perplexity; EOS counts as a token."""
     total = math.fsum(x for _, row in score_sentences(model, sentences, vocabulary) for x in row)
-    tokens = sum(map(len, sentences)) + len(sentences)
-    found = -total / tokens
-    return {"sentences": len(sentences), "tokens": tokens, "cross_entropy": found, "perplexity": perplexity(found)}
+    return _summary(len(sentences), sum(map(len, sentences)) + len(sentences), total)
+
+
+def _summary(sentences: int, tokens: int, log_likelihood: float) -> dict[str, Any]:
+    found = -log_likelihood / tokens
+    return {"sentences": sentences, "tokens": tokens, "cross_entropy": found, "perplexity": perplexity(found)}
 
 
 def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[TransformerLM, Vocabulary]:
@@ -231,7 +271,11 @@ def evaluate_run(
     if data is None:
         corpus.check_fingerprint(options.fingerprint)
     model, vocabulary = load_language_model(folder, device)
-    found = evaluate_sentences(model, corpus.encode_split(split, vocabulary), vocabulary)
+    sentences = corpus.encode_split(split, vocabulary)
+    if options.piece_tokens is None:
+        found = evaluate_sentences(model, sentences, vocabulary)
+    else:
+        found = evaluate_pieces(model, cut_into_pieces(sentences, options.piece_tokens, vocabulary, IGNORED))
     return {
         "split": split,
         "corpus": corpus.fingerprint,

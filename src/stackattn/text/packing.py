@@ -1,0 +1,49 @@
+"""Rows of a fixed number of tokens that contain several documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Documents in rows of N tokens: what a language model reads, and what it should predict."""
+
+    inputs: Tensor  # (R, N)
+    targets: Tensor  # (R, N)
+    starts: Tensor  # (R, N), bool: the first token of each document
+    lengths: Tensor  # (R,): N, except for the last row
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def select(self, rows: Sequence[int]) -> Pieces:
+        index = torch.as_tensor(rows)
+        return Pieces(self.inputs[index], self.targets[index], self.starts[index], self.lengths[index])
+
+    def to(self, device: torch.device) -> Pieces:
+        parts = (self.inputs, self.targets, self.starts, self.lengths)
+        return Pieces(*(x.to(device, non_blocking=True) for x in parts))
+
+
+def cut_into_pieces(documents: Sequence[Sequence[int]], size: int, vocabulary: Vocabulary, ignored: int) -> Pieces:
+    """Write documents one after the other into rows of `size` tokens.
+
+    Each document is read from BOS and predicted up to EOS. A document that does not fit into its row continues in the
+    next one, without the context of its beginning. Targets beyond the last document are `ignored`.
+    """
+    inputs = [token for document in documents for token in (vocabulary.bos, *document)]
+    targets = [token for document in documents for token in (*document, vocabulary.eos)]
+    rows, count = -(-len(inputs) // size), len(inputs)
+    missing = rows * size - count
+    tokens = torch.tensor(inputs + [vocabulary.pad] * missing).view(rows, size)
+    wanted = torch.tensor(targets + [ignored] * missing).view(rows, size)
+    lengths = torch.full((rows,), size)
+    lengths[-1] -= missing
+    return Pieces(tokens, wanted, tokens == vocabulary.bos, lengths)

@@ -1,0 +1,101 @@
+"""Packed documents: each is computed as if it were alone, with its gradients."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from oracles import with_gradients
+from stacks import assert_close, seeded
+
+from stackattn import by_documents, stratified_readings, superposition_readings
+
+STARTS = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], [1] + [0] * 10]).bool()
+LENGTHS = torch.tensor([9, 11, 4])
+
+
+def inputs(B=3, T=11, m=2):
+    logits = torch.randn(B, T, 3, generator=seeded(), dtype=torch.float64)
+    return [logits.softmax(-1), torch.randn(B, T, m, generator=seeded(1), dtype=torch.float64)]
+
+
+def documents(starts, lengths, T):
+    """The rows and ranges of all documents."""
+    for b, n in enumerate([T] * len(starts) if lengths is None else lengths.tolist()):
+        begins = [t for t in range(n) if t == 0 or starts[b, t]]
+        yield from ((b, slice(first, last)) for first, last in pairwise([*begins, n]))
+
+
+def one_by_one(function, starts, lengths):
+    def run(*tensors):
+        result = tensors[1].new_zeros(*tensors[0].shape[:2], tensors[1].shape[2])
+        for b, steps in documents(starts, lengths, starts.shape[1]):
+            result[b, steps] = function(*(x[b : b + 1, steps] for x in tensors))[0]
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
+def test_documents_equal_the_documents_one_by_one(lengths):
+    packed = lambda *x: by_documents(superposition_readings, STARTS, *x, lengths=lengths)  # noqa: E731
+    expected = with_gradients(one_by_one(superposition_readings, STARTS, lengths), inputs())
+    assert_close(with_gradients(packed, inputs()), expected, 1e-12)
+
+
+def test_padding_is_ignored():
+    tensors = inputs()
+    for x in tensors:
+        x[torch.arange(11) >= LENGTHS[:, None]] = torch.nan
+    found = by_documents(superposition_readings, STARTS, *tensors, lengths=LENGTHS)
+    assert found.isfinite().all()
+    assert (found[torch.arange(11) >= LENGTHS[:, None]] == 0).all()
+    assert (by_documents(superposition_readings, STARTS, *tensors, lengths=0 * LENGTHS) == 0).all()
+
+
+def test_one_document_in_each_row_is_one_call():
+    calls = []
+
+    def count(actions, values, lengths):
+        calls.append(lengths)
+        return superposition_readings(actions, values, lengths)
+
+    starts = torch.zeros(3, 11, dtype=torch.bool)
+    by_documents(count, starts, *inputs())
+    assert calls == [None]
+    by_documents(count, STARTS, *inputs())
+    assert len(calls) == 1 + 4  # documents of 1, 3, 7, and of 10 and 11 steps
+
+
+def test_batches_have_at_most_twice_the_steps_of_their_documents():
+    starts, sizes = torch.rand(8, 100, generator=seeded()) < 0.1, []
+
+    def measure(x, lengths):
+        sizes.append((x.shape[0] * x.shape[1], int(lengths.sum())))
+        return x
+
+    x = torch.randn(8, 100, 3)
+    assert torch.equal(by_documents(measure, starts, x), x)
+    assert sum(used for _, used in sizes) == 800
+    assert all(padded <= 2 * used for padded, used in sizes)
+
+
+def test_other_operators():
+    push, pop, values = torch.rand(3, 11), torch.rand(3, 11), torch.randn(3, 11, 2)
+    found = by_documents(stratified_readings, STARTS, push, pop, values)
+    for b, steps in documents(STARTS, None, 11):
+        alone = stratified_readings(*(x[b : b + 1, steps] for x in (push, pop, values)))
+        torch.testing.assert_close(found[b : b + 1, steps], alone)
+
+
+@pytest.mark.parametrize(
+    ("error", "starts", "message"),
+    [
+        (TypeError, STARTS.long(), "starts: expected a tensor of bool, got torch.int64"),
+        (TypeError, [True], "starts: expected a tensor of bool, got list"),
+        (ValueError, STARTS[:, 1:], r"starts: expected shape \(3, 11\), got \(3, 10\)"),
+        (ValueError, STARTS.to("meta"), "starts: expected device cpu like the other arguments, got meta"),
+    ],
+)
+def test_wrong_starts(error, starts, message):
+    with pytest.raises(error, match=message):
+        by_documents(superposition_readings, starts, *inputs())
