@@ -1,7 +1,7 @@
 """The stratified stack (Das et al., 1992; Grefenstette et al., 2015): elements with strengths between 0 and 1.
 
 A step removes the strength `pop` from the top and then puts an element of strength `push` on top. The top unit of
-strength is read. The attention weights have a closed form of cumulative sums and maxima, docs/maths.md, section 9, so
+strength is read. The attention weights have a closed form of cumulative sums and maxima, docs/maths.md, section 8, so
 plain PyTorch computes them, and there is no kernel.
 """
 
