@@ -18,7 +18,7 @@ from .real_stack import REAL_TOP
 from .sentences import TracedSentence
 from .strings import TracedStack, TracedString
 from .study import StudiedRun, Study
-from .traces import StackTrace
+from .traces import StackTrace, SuperpositionTrace
 
 LONGEST_SPLIT = 128  # symbols; maps of single states and symbols of longer strings would make the page too large
 COLUMNS = {  # of the table of runs, with their CSS classes
@@ -287,6 +287,7 @@ def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
         "bottom": trace.BOTTOM,
         "bottomName": trace.BOTTOM_NAME,
         "hasStates": trace.HAS_STATES,
+        "depth": trace.depth if isinstance(trace, SuperpositionTrace) else None,
         "actionNames": list(trace.ACTIONS),
         "actions": [None] * first + _thousandths(trace.actions()[0]),
         "tops": _with_unread(trace.tops()[0], first),

@@ -249,6 +249,7 @@ class Stepper {
       if (kind === 0) stack.push([t, symbol]);
       else if (kind === 1) stack[stack.length - 1] = [stack[stack.length - 1][0], symbol];
       else if (stack.length > 1) stack.pop(); // popping an empty superposition stack has no effect
+      if (this.trace.depth && stack.length > 1 + this.trace.depth) stack.splice(1, 1); // the lowest element is lost
     }
     return stack;
   }
