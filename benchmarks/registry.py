@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
-from . import models, sentences, steps, translation
+from . import long, models, sentences, steps, translation
 from .steps import Shape, Step
-from .targets import RATE
+from .targets import RATE, TRANSFORMER_LAYER
 
 OPERATOR_TESTS = ("tests/ops",)
+LIMIT_TESTS = ("tests/ops/test_window.py", "tests/ops/test_window_states.py", "tests/ops/test_vectors.py")
 MODEL_TESTS = ("tests/nn", "tests/models")
 TRANSFORMERS = ("Tf", "Tf+Sup", "Tf+Nd")
 LSTMS = ("LSTM", "LSTM+Sup", "LSTM+Nd")
@@ -50,6 +51,10 @@ def _model_case(
 ) -> Case:
     """A case with one contender for each of the paper's models."""
     return Case(about, "BT", (shape,), _models(build, names), tests)
+
+
+def _windows(build: Callable[..., Step]) -> dict[str, Contender]:
+    return {f"window {w}": Contender(partial(build, notation=f"nondeterministic-3-3-5w{w}")) for w in (32, 64)}
 
 
 LENGTHS = (40, 60, 80, 100, 200, 400, 800)
@@ -142,6 +147,30 @@ CASES = {
         "BTm",
         (Shape(T=1000, m=64),),
         {"cpp": Contender(partial(steps.superposition_training, backend="cpp"))},
+    ),
+    "long": Case(
+        "A layer on long sequences, beside nn.TransformerEncoderLayer(64, 4, 256).",
+        "BT",
+        (Shape(T=1000), Shape(T=2000), Shape(T=4000)),
+        {TRANSFORMER_LAYER: Contender(long.transformer_layer), **_windows(long.stack_layer)},
+        tests=LIMIT_TESTS,
+    ),
+    "long-forward": Case(
+        "The forward pass of a layer on one very long sequence.",
+        "BT",
+        (Shape(B=1, T=100_000),),
+        _windows(long.forward_pass),
+        tests=LIMIT_TESTS,
+    ),
+    "long-decoding": Case(
+        "One more step of a layer after T steps.",
+        "BT",
+        (Shape(T=200), Shape(T=10_000)),
+        {
+            **_windows(long.decoding),
+            "no window": Contender(partial(long.decoding, notation="nondeterministic-3-3-5"), longest=200),
+        },
+        tests=LIMIT_TESTS,
     ),
     "models": Case(
         "A training step of the paper's models for the hardest context-free language, on strings of T symbols.",

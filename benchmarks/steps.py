@@ -37,7 +37,7 @@ class Step(NamedTuple):
     backward: Callable[[Sequence[Any]], Sequence[Tensor]] | None = None  # outputs of forward -> gradients it returns
 
 
-def _differentiated(
+def differentiated(
     function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], *output_shapes: tuple[int, ...]
 ) -> Step:
     """The function, and the gradients of its inputs for a random gradient of its outputs."""
@@ -57,7 +57,7 @@ def _stepwise(empty: Callable[[], Any], inputs: list[Tensor], row_shapes: list[t
         return rows
 
     pieces = [x[:, t : t + 1].clone() for t in range(len(row_shapes)) for x in inputs]
-    return _differentiated(function, pieces, *row_shapes)
+    return differentiated(function, pieces, *row_shapes)
 
 
 def training_step(model: nn.Module, loss: Callable[[], Tensor], clip: float = 5.0) -> Step:
@@ -88,7 +88,7 @@ def _actions(shape: Shape) -> Tensor:
 def nondeterministic(shape: Shape, backend: str, scale: float = 1.0) -> Step:
     B, T, Q, S, _ = shape
     function = nondeterministic_weights
-    return _differentiated(lambda *x: (function(*x, backend=backend),), _transitions(shape, scale), (B, T, T + 1, Q, S))
+    return differentiated(lambda *x: (function(*x, backend=backend),), _transitions(shape, scale), (B, T, T + 1, Q, S))
 
 
 def nondeterministic_steps(shape: Shape, backend: str) -> Step:
@@ -104,7 +104,7 @@ def superposition(shape: Shape, backend: str) -> Step:
     def function(actions: Tensor, values: Tensor) -> tuple[Tensor]:
         return (superposition_weights(actions, backend=backend) @ values,)
 
-    return _differentiated(function, [_actions(shape), torch.randn(B, T, m)], (B, T, m))
+    return differentiated(function, [_actions(shape), torch.randn(B, T, m)], (B, T, m))
 
 
 def readings(shape: Shape, fused: bool) -> Step:
@@ -118,13 +118,13 @@ def readings(shape: Shape, fused: bool) -> Step:
         rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, T + 1)
         return ((rows @ values).reshape(B, T, Q, S, m),)
 
-    return _differentiated(function, [*_transitions(shape), torch.randn(B, T + 1, m)], (B, T, Q, S, m))
+    return differentiated(function, [*_transitions(shape), torch.randn(B, T + 1, m)], (B, T, Q, S, m))
 
 
 def causal_softmax_attention(shape: Shape, backend: str, dropout: float) -> Step:
     """Four heads of m numbers each."""
     B, T, m = shape.B, shape.T, shape.m
-    return _differentiated(
+    return differentiated(
         lambda packed: (causal_attention(packed, 4, dropout=dropout, backend=backend),),
         [torch.randn(B, T, 3 * 4 * m)],
         (B, T, 4 * m),
@@ -139,7 +139,7 @@ def pytorch_attention(shape: Shape, dropout: float) -> Step:
         parts = (x.unflatten(-1, (4, -1)).transpose(1, 2) for x in packed.chunk(3, dim=-1))
         return (scaled_dot_product_attention(*parts, dropout_p=dropout, is_causal=True).transpose(1, 2).flatten(2),)
 
-    return _differentiated(function, [torch.randn(B, T, 3 * 4 * m)], (B, T, 4 * m))
+    return differentiated(function, [torch.randn(B, T, 3 * 4 * m)], (B, T, 4 * m))
 
 
 def dropout_step(shape: Shape, kind: str, fused: bool) -> Step:
@@ -153,13 +153,13 @@ def dropout_step(shape: Shape, kind: str, fused: bool) -> Step:
         return (y if residual is None else residual + y,)
 
     count = 2 if kind == "residual" else 1
-    return _differentiated(function, [torch.randn(B, T, m) for _ in range(count)], (B, T, m))
+    return differentiated(function, [torch.randn(B, T, m) for _ in range(count)], (B, T, m))
 
 
 def superposition_full(shape: Shape, backend: str) -> Step:
     """Weights alone, what `superposition_steps` computes step by step."""
     B, T = shape[:2]
-    return _differentiated(lambda x: (superposition_weights(x, backend=backend),), [_actions(shape)], (B, T, T))
+    return differentiated(lambda x: (superposition_weights(x, backend=backend),), [_actions(shape)], (B, T, T))
 
 
 def superposition_steps(shape: Shape, backend: str) -> Step:
@@ -180,7 +180,7 @@ def superposition_vectors(shape: Shape) -> Step:
             readings.append(stack[:, 0])
         return (torch.stack(readings, dim=1),)
 
-    return _differentiated(function, [_actions(shape), torch.randn(B, T, m)], (B, T, m))
+    return differentiated(function, [_actions(shape), torch.randn(B, T, m)], (B, T, m))
 
 
 class _SuperpositionLayer(nn.Module):
@@ -208,7 +208,7 @@ def attention(shape: Shape, d_model: int = 32, heads: int = 4) -> Step:
     def function(x: Tensor, *_: Tensor) -> tuple[Tensor]:
         return (layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0],)
 
-    return _differentiated(function, [torch.randn(shape.B, T, d_model), *layer.parameters()], (shape.B, T, d_model))
+    return differentiated(function, [torch.randn(shape.B, T, d_model), *layer.parameters()], (shape.B, T, d_model))
 
 
 def transformer(shape: Shape, d_model: int = 32, heads: int = 4, tokens: int = 16) -> Step:

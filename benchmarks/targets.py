@@ -17,6 +17,13 @@ TRAINING_STEPS = (  # model, PyTorch's counterpart, threads, largest ratio of th
     ("LSTM+Nd", CELLS, 1, 3.5),
     ("LSTM+Nd", CELLS, 2, 3.0),
 )
+TRANSFORMER_LAYER = "nn.TransformerEncoderLayer"
+LONG = (  # contender, steps, largest ratio of its time to that of the transformer layer
+    ("window 32", 1000, 2.0),
+    ("window 32", 4000, 0.8),
+    ("window 64", 1000, 5.5),
+    ("window 64", 4000, 2.1),
+)
 RATE = "2048^3 float64 mm"  # the contender that shows the machine's rate
 
 
@@ -88,12 +95,20 @@ def _share(T: int) -> Callable[[Results], float]:
     return lambda results: 100 * results.share(results.find("nondeterministic", "cpp", T=T))
 
 
-def _growth(T: int, what: str) -> Callable[[Results], float]:
-    return lambda results: results.growth(results.find("nondeterministic", "cpp", T=T), what)
+def _growth(T: int, what: str, case: str = "nondeterministic", contender: str = "cpp") -> Callable[[Results], float]:
+    return lambda results: results.growth(results.find(case, contender, T=T), what)
 
 
-def _peak(case: str, what: str, **shape: int) -> Callable[[Results], float]:
-    return lambda results: results.find(case, "cpp", **shape)[what] / 1e9
+def _peak(case: str, what: str, contender: str = "cpp", **shape: int) -> Callable[[Results], float]:
+    return lambda results: results.find(case, contender, **shape)[what] / 1e9
+
+
+def _later_step(contender: str) -> Callable[[Results], float]:
+    def ratio(results: Results) -> float:
+        early, late = (results.find("long-decoding", contender, T=T) for T in (200, 10_000))
+        return late["total"] / early["total"]
+
+    return ratio
 
 
 TARGETS = (
@@ -121,6 +136,23 @@ TARGETS = (
         " GB",
     ),
     Target("step by step, T=60, over the full pass", _ratio("steps", "step by step", "full pass"), 5),
+    *(
+        Target(f"{name}, T={T}, over {TRANSFORMER_LAYER}", _ratio("long", name, TRANSFORMER_LAYER, T=T), limit)
+        for name, T, limit in LONG
+    ),
+    *(
+        Target(f"window 64, {what}(T=4000) / {what}(T=2000)", _growth(4000, key, "long", "window 64"), 2.2)
+        for what, key in (("time", "total"), ("memory", "peak"))
+    ),
+    Target("window 64, T=4000, memory above inputs", _peak("long", "peak", "window 64", T=4000), 0.5, " GB"),
+    Target("window 64, B=1, T=100000, forward", _time("long-forward", "window 64", B=1, T=100_000), 1e4, " ms"),
+    Target(
+        "window 64, B=1, T=100000, forward, memory",
+        _peak("long-forward", "peak", "window 64", B=1, T=100_000),
+        1,
+        " GB",
+    ),
+    Target("window 64, one more step after 10000 steps, over that after 200", _later_step("window 64"), 1.2),
     *(
         Target(
             f"training step, {name} over {other}, threads: {threads}",
