@@ -14,6 +14,7 @@ from oracles import (
     with_gradients,
 )
 from stacks import BACKENDS, FAST, assert_close, seeded
+from torch.utils.checkpoint import checkpoint
 
 from stackattn import nondeterministic_weights
 from stackattn.ops import nondeterministic_readings
@@ -245,3 +246,46 @@ def test_opcheck(lengths, backend):
     torch.library.opcheck(torch.ops.stackattn.windowed_rows_backward.default, backward)
     inputs = [x.requires_grad_() for x in (steps, values, history)]
     torch.library.opcheck(torch.ops.stackattn.windowed_rows.default, (*inputs, lengths, 4, backend))
+
+
+def test_ten_thousand_steps(threads):
+    """Finite, and the same bits for every number of threads, although the mass of all runs is far below 1e-308."""
+    inputs, results = arguments(3, 10_000, 1, 2, 2, dtype=torch.float32), []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(with_gradients(read(6, "cpp"), inputs))
+    assert all(x.isfinite().all() for x in results[0])
+    assert all((x[:, -100:] != 0).any() for x in results[0])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    end = read(6, "torch")(*(x[:, -100:].double() for x in inputs[:3]), inputs[3][:, -101:].double())
+    assert_close([results[0][0][:, -1].double()], [end[:, -1]], 1e-2)  # what is older than 100 steps hardly matters
+
+
+@fast
+def test_a_run_is_lost_only_below_the_smallest_float64(backend):
+    """The guarantee of docs/maths.md, section 10: rows are exact given the rows before."""
+    push, replace, pop = (x.fill_(-torch.inf) for x in random_transitions(1, 12, 1, 3))
+    replace[0, 0, 0, 0, 0, 1] = 0.0
+    replace[0, 1:, 0, 1, 0, 1] = -100.0
+    replace[0, 0, 0, 0, 0, 2], replace[0, 1:, 0, 2, 0, 2] = -650.0, 0.0
+    assert_close([weigh(4, backend)(push, replace, pop)], [weigh(4, "reference")(push, replace, pop)], 1e-10)
+
+
+@fast
+def test_backward_twice_and_checkpointing(backend):
+    inputs = [x.requires_grad_() for x in arguments(2, 9, 2, 2)]
+    y = read(4, backend)(*inputs)
+    first, again = (torch.autograd.grad(y.tanh().sum(), inputs, retain_graph=True) for _ in range(2))
+    saved = checkpoint(read(4, backend), *inputs, use_reentrant=False)
+    for other in (again, torch.autograd.grad(saved.tanh().sum(), inputs)):
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_memory_is_linear():
+    """The rows of the forward pass: 55 numbers for each step with three states and symbols, m = 5."""
+    inputs = [x.requires_grad_() for x in arguments(1, 200, 3, 3, 5)]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        read(16, "cpp")(*inputs)
+    assert sum(x.nbytes for x in {x.data_ptr(): x for x in kept}.values()) < 200 * 8 * (189 + 5 * 55)

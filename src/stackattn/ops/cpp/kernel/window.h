@@ -38,7 +38,8 @@ class WindowChart {
         chart_(S * long(n + 1) * Q * ld), rows_(S * long(n + 1) * Q * W), logs(n + 1), scales_(window + 1),
         terms_(2 * S + window / b + 3) {
     const long steps = long(n) * (2 * QS * QS + QS * Q), values = long(n + 1) * W, scaled = S * long(window) * Q * W;
-    const long sizes = 2 * chart_ + rows_ + steps + values, gradients = sizes + S * Q * W + b * long(Q) * W;
+    const long sizes = 2 * chart_ + rows_ + steps + values,
+               gradients = sizes + S * Q * W + b * long(Q) * W + long(window) * Q * Q;
     work.start(A::kPlanes * (sizes + scaled + with_gradient * gradients + 512));
     const auto take = [&](long count) {
       const long whole = (count + 7) / 8 * 8;
@@ -49,7 +50,7 @@ class WindowChart {
     if (!with_gradient) return;
     dD_ = take(chart_), dP_ = take(chart_), dF_ = take(rows_), dvalues_ = take(values);
     dpush_ = take(long(n) * QS * QS), drepl_ = take(long(n) * QS * QS), dpop_ = take(long(n) * QS * Q);
-    moved_ = take(S * Q * W), given_ = take(b * long(Q) * W);
+    moved_ = take(S * Q * W), given_ = take(b * long(Q) * W), column_ = take(long(window) * Q * Q);
     A::clear(dP_, chart_), A::clear(dF_, rows_), A::clear(dvalues_, values);
     A::clear(dpush_, long(n) * QS * QS), A::clear(drepl_, long(n) * QS * QS), A::clear(dpop_, long(n) * QS * Q);
   }
@@ -79,7 +80,7 @@ class WindowChart {
   // numbers.
   const long chart_, rows_;
   Ptr D_, P_, F_, values_, push_, repl_, pop_, scaled_;
-  Ptr dD_, dP_, dF_, dvalues_, dpush_, drepl_, dpop_, moved_, given_;
+  Ptr dD_, dP_, dF_, dvalues_, dpush_, drepl_, dpop_, moved_, given_, column_;
 
  public:
   std::vector<double> logs;
@@ -263,12 +264,15 @@ class WindowChart {
   }
   // Completes row j of dD, and adds its contributions to row j of dP and to dpop.
   void unfill_D(int j, int end) {
-    const int last = std::min(j + window - 1, n), first = (j + 1) / b * b;
+    const int last = std::min(j + window - 1, n), first = (j + 1) / b * b, low = std::max(1, first - window + 1);
     for (int y = 0; y < S; ++y) {
+      for (int k = low; k < j - 1; ++k)  // P[. -> j] in one piece: its entries are far apart, and each is used often
+        for (int i = 0; i < Q * Q; ++i)
+          A::set(column_, long(k - low) * Q * Q + i, A::get(cell(P_, y, k, j) + i / Q * ld, i % Q));
       for (int t = first; t <= last; t += b) {
         int count = add_step_back(add_step_back(0, push(j), dP_, y, j - 1, t), repl(j), dD_, y, j - 1, t);
         for_blocks(std::max(1, t - window + 1), j - 1, [&](int k, int to) {
-          terms_[count++] = {cell(P_, y, k, j), 1, ld, cell(dD_, y, k, t), ld, (to - k) * Q};
+          terms_[count++] = {column_ + long(k - low) * Q * Q, 1, Q, cell(dD_, y, k, t), ld, (to - k) * Q};
         });
         A::gemm(terms_.data(), count, Q, b * Q, cell(dD_, y, j, t), ld, false);
       }
