@@ -157,6 +157,8 @@ class NondeterministicTrace(StackTrace):
     """Trace of a nondeterministic stack."""
 
     transitions: tuple[Tensor, Tensor, Tensor]  # log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q)
+    window: int | None = None
+    """Number of steps after its push in which an element can be popped; None: no limit."""
 
     KIND: ClassVar[str] = NondeterministicStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "replace", "pop")
@@ -167,7 +169,7 @@ class NondeterministicTrace(StackTrace):
     @classmethod
     def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> NondeterministicTrace:
         push, replace, pop = actions
-        return cls(name, first, (push, replace, pop))
+        return cls(name, first, (push, replace, pop), limit)
 
     def split_tops(self) -> Tensor:
         return self._weights
@@ -194,7 +196,7 @@ class NondeterministicTrace(StackTrace):
 
     @cached_property
     def _weights(self) -> Tensor:
-        return nondeterministic_weights(*self.transitions)  # (B, T, T + 1, Q, S)
+        return nondeterministic_weights(*self.transitions, window=self.window)  # (B, T, T + 1, Q, S)
 
     @cached_property
     def _alpha_and_contents(self) -> tuple[Tensor, Tensor]:
@@ -203,14 +205,14 @@ class NondeterministicTrace(StackTrace):
         Both come from one chart, which is not kept because it is much larger.
         """
         push, replace, _ = self.transitions
-        chart = log_chart(*self.transitions, log_sum)
+        chart = log_chart(*self.transitions, log_sum, self.window)
         return chart.alpha, nondeterministic_contents(push, replace, chart)
 
     def best_runs(self) -> list[AutomatonRun]:
-        return best_runs(*self.transitions)
+        return best_runs(*self.transitions, window=self.window)
 
     def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
-        return sample_runs(*self.transitions, num_samples, generator=generator)
+        return sample_runs(*self.transitions, num_samples, generator=generator, window=self.window)
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,24 @@ class AutomatonRun:
 
 
 def best_runs(
-    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None
+    log_push: Tensor,
+    log_replace: Tensor,
+    log_pop: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    window: int | None = None,
 ) -> list[AutomatonRun]:
     """The run with the largest weight of each sequence. Ties are broken deterministically.
 
     Args:
-        log_push, log_replace, log_pop, lengths: as in `nondeterministic_weights`.
+        log_push, log_replace, log_pop, lengths, window: as in `nondeterministic_weights`.
 
     Returns:
         One run for each sequence.
 
     Raises:
         TypeError, ValueError: as in `nondeterministic_weights`.
-        ValueError: a sequence has no run, because transitions are forbidden.
+        ValueError: a sequence has no run, because transitions are forbidden or lead out of the window.
 
     Examples::
 
@@ -101,8 +106,8 @@ def best_runs(
         pop -> q0
     """
     return [
-        _Tracer(b, transitions, torch.amax).run(lambda candidates: int(candidates.argmax()))
-        for b, transitions in _sequences(log_push, log_replace, log_pop, lengths)
+        _Tracer(b, transitions, torch.amax, window).run(lambda candidates: int(candidates.argmax()))
+        for b, transitions in _sequences(log_push, log_replace, log_pop, lengths, window)
     ]
 
 
@@ -113,6 +118,8 @@ def sample_runs(
     num_samples: int,
     lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
+    *,
+    window: int | None = None,
 ) -> list[list[AutomatonRun]]:
     """Independent samples of the runs of each sequence, with probabilities proportional to their weights.
 
@@ -120,6 +127,7 @@ def sample_runs(
         log_push, log_replace, log_pop, lengths: as in `best_runs`.
         num_samples: number of runs of each sequence.
         generator: source of randomness (default: PyTorch's global generator).
+        window: as in `best_runs`.
 
     Returns:
         `num_samples` runs for each sequence.
@@ -144,8 +152,8 @@ def sample_runs(
         raise TypeError(f"generator: expected a torch.Generator or None, got {type(generator).__name__}")
     device = generator.device if generator is not None else "cpu"
     samples = []
-    for b, transitions in _sequences(log_push, log_replace, log_pop, lengths):
-        tracer = _Tracer(b, transitions, log_sum)
+    for b, transitions in _sequences(log_push, log_replace, log_pop, lengths, window):
+        tracer = _Tracer(b, transitions, log_sum, window)
         shape = (num_samples, tracer.length + 1)  # one choice per operation, and one for the end of the run
         uniforms = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).tolist()
         samples.append([tracer.run(_sampler(iter(row))) for row in uniforms])
@@ -161,10 +169,11 @@ def _sampler(uniforms: Iterator[float]) -> Choose:
 
 
 def _sequences(
-    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, window: int | None
 ) -> Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]:
     """Each batch index with its log weights, truncated to its length, in float64, with a batch axis of size 1."""
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
+    checks.check_limit("window", window)
     lengths = checks.copy_lengths(lengths, log_push.shape[1])
     inputs = {"log_push": log_push, "log_replace": log_replace, "log_pop": log_pop}
     for name, x in inputs.items():
@@ -178,8 +187,10 @@ def _sequences(
 class _Tracer:
     """Traces runs backwards through the chart of one sequence; `choose` selects one term of every sum."""
 
-    def __init__(self, index: int, transitions: tuple[Tensor, Tensor, Tensor], reduce: Reduce) -> None:
-        chart = log_chart(*transitions, reduce)
+    def __init__(
+        self, index: int, transitions: tuple[Tensor, Tensor, Tensor], reduce: Reduce, window: int | None
+    ) -> None:
+        chart = log_chart(*transitions, reduce, window)
         self.push, self.replace, self.pop = (x[0].numpy() for x in transitions)
         self.D, self.P, self.F, alpha = (np.ascontiguousarray(x[0].numpy()) for x in chart)
         self.length, self.num_states, self.num_symbols = self.push.shape[:3]

@@ -43,10 +43,12 @@ class LogChart(NamedTuple):
     alpha: Tensor  # (B, T+1, Q, S): alpha[:, t, r, y], all runs up to t
 
 
-def log_chart(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, reduce: Reduce) -> LogChart:
+def log_chart(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, reduce: Reduce, window: int | None = None
+) -> LogChart:
     """The chart of (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q) log weights; not differentiable.
 
-    `reduce` is the semiring's sum: `log_sum` or `torch.amax`.
+    `reduce` is the semiring's sum: `log_sum` or `torch.amax`. With a window, P is -inf beyond it.
     """
     B, n, Q, S = log_push.shape[:4]
     push, replace, pop = log_push.detach(), log_replace.detach(), log_pop.detach()
@@ -63,6 +65,8 @@ def log_chart(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, reduce: Re
             continue
         later = D[:, j + 1, j + 2 :]  # (B, t, Q, S, Q)
         P[:, j, j + 2 :] = log_einsum("buypw,btpwr->btuyr", push[:, j], later, reduce)
+        if window is not None:
+            P[:, j, j + window + 1 :] = -torch.inf
         row = log_einsum("bpwsz,btszr->btpwr", replace[:, j], later, reduce)
         if j + 3 <= n:
             inner = P[:, j, j + 2 : n]  # (B, k, Q, S, Q)
