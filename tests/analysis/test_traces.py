@@ -15,7 +15,7 @@ from stackattn.nn.kinds import STACK_KINDS
 KINDS = ("push", "replace", "pop")
 
 
-def enumerate_nondeterministic(push, replace, pop, t):
+def enumerate_nondeterministic(push, replace, pop, t, window):
     """After t steps, each run as (weight, steps whose elements are on the stack from the bottom, last kind)."""
     runs = [(1.0, 0, [(None, 0)], None)]  # weight, state, stack of (step that pushed, symbol), last kind
     Q, S = push.shape[1:3]
@@ -27,7 +27,7 @@ def enumerate_nondeterministic(push, replace, pop, t):
                 longer.append((weight * push[step, q, x, r, y].exp().item(), r, [*stack, (step, y)], 0))
                 kept = [*stack[:-1], (stack[-1][0], y)]
                 longer.append((weight * replace[step, q, x, r, y].exp().item(), r, kept, 1))
-            if len(stack) > 1:
+            if len(stack) > 1 and (window is None or step + 1 - stack[-1][0] <= window):
                 longer += [(weight * pop[step, q, x, r].exp().item(), r, stack[:-1], 2) for r in range(Q)]
         runs = longer
     return [(weight, [i for i, _ in stack[1:]], kind) for weight, _, stack, kind in runs]
@@ -47,15 +47,15 @@ def enumerate_superposition(actions, t, depth=None):
     return runs
 
 
-def nondeterministic(T=4, Q=2, S=2, forbidden=0.0):
+def nondeterministic(T=4, Q=2, S=2, forbidden=0.0, window=None):
     generator = torch.Generator().manual_seed(3)
     shapes = ((2, T, Q, S, Q, S), (2, T, Q, S, Q, S), (2, T, Q, S, Q))
     transitions = [2 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     transitions[2] += 1.5  # otherwise pops would be rare
     for x in transitions:
         x[torch.rand(x.shape, generator=generator) < forbidden] = -torch.inf
-    trace = NondeterministicTrace("stack", 0, tuple(transitions))
-    return trace, [lambda t, b=b: enumerate_nondeterministic(*(x[b] for x in transitions), t) for b in range(2)]
+    trace = NondeterministicTrace("stack", 0, tuple(transitions), window)
+    return trace, [lambda t, b=b: enumerate_nondeterministic(*(x[b] for x in transitions), t, window) for b in range(2)]
 
 
 def superposition(T=6, depth=None):
@@ -70,6 +70,8 @@ def superposition(T=6, depth=None):
         nondeterministic,
         lambda: nondeterministic(3, 1, 3),
         lambda: nondeterministic(4, 2, 2, 0.4),
+        lambda: nondeterministic(5, 2, 1, window=2),
+        lambda: nondeterministic(4, 2, 2, window=3),
         superposition,
         lambda: superposition(depth=2),
     ],
@@ -91,6 +93,17 @@ def test_traces_are_sums_over_all_runs(make):
             torch.testing.assert_close(actions[b, t], kinds, atol=1e-12, rtol=0)
             torch.testing.assert_close(contents[b, t], there, atol=1e-12, rtol=0)
             assert heights[b, t].item() == pytest.approx(height)
+
+
+def test_traces_have_the_window_of_the_layer():
+    config = TransformerLMConfig(input_size=4, output_size=4, layers="1.nondeterministic-2-2-3w3", d_model=4, heads=1)
+    model, tokens = TransformerLM(config), torch.randint(4, (2, 7))
+    (trace,) = trace_stacks(model, tokens)
+    assert trace.window == 3
+    (lstm_trace,) = trace_stacks(
+        LSTMLM(LSTMConfig(input_size=4, output_size=4, stack="nondeterministic-1-2-2w3")), tokens
+    )
+    assert lstm_trace.window == 3
 
 
 def test_heights_of_long_sequences_match_samples():

@@ -168,11 +168,13 @@ def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, wi
     return torch.cat(rows, 1)
 
 
-def enumerate_runs(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> dict[tuple[Step, ...], float]:
+def enumerate_runs(
+    log_push: Tensor, log_replace: Tensor, log_pop: Tensor, window: int | None = None
+) -> dict[tuple[Step, ...], float]:
     """The log weight of every run of full length that no transition forbids. B = 1, T <= 5, Q and S <= 2."""
     _, T, Q, S = log_push.shape[:4]
     flat, steps = flat_transitions(log_push, log_replace, log_pop)[0].tolist(), all_steps(Q, S)
-    runs = np.concatenate(list(all_runs(T, Q, S)[T].values())).tolist()
+    runs = np.concatenate(list(all_runs(T, Q, S, window)[T].values())).tolist()
     log_weights = {tuple(steps[n][1] for n in run): math.fsum(flat[t][n] for t, n in enumerate(run)) for run in runs}
     return {run: log_weight for run, log_weight in log_weights.items() if log_weight > -math.inf}
 

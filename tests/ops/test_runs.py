@@ -31,14 +31,30 @@ def test_the_best_run_is_the_best_of_all(T, Q, S, scale, forbidden):
         assert runs[as_steps(run)] == run.log_weight
 
 
-@pytest.mark.parametrize(("T", "Q", "S", "forbidden"), [(3, 2, 2, 0), (5, 1, 2, 0), (4, 2, 2, 0.4), (5, 2, 1, 0.2)])
-def test_samples_follow_the_weights(T, Q, S, forbidden):
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_the_best_run_in_a_window(window):
+    inputs = random_transitions(4, 5, 2, 1, 1, 0, seeded())
+    inputs[2][:] += 2.0
+    runs = best_runs(*inputs, window=window)
+    for b, run in enumerate(runs):
+        allowed = enumerate_runs(*(x[b : b + 1] for x in inputs), window)
+        assert run.log_weight == max(allowed.values()) == allowed[as_steps(run)]
+    assert [run.log_weight for run in runs] != [run.log_weight for run in best_runs(*inputs)]
+    with pytest.raises(ValueError, match="window: expected a positive integer, or None for no limit, got 0"):
+        best_runs(*inputs, window=0)
+
+
+@pytest.mark.parametrize(
+    ("T", "Q", "S", "forbidden", "window"),
+    [(3, 2, 2, 0, None), (5, 1, 2, 0, None), (4, 2, 2, 0.4, None), (5, 2, 1, 0.2, None), (5, 2, 1, 0.2, 3)],
+)
+def test_samples_follow_the_weights(T, Q, S, forbidden, window):
     inputs = random_transitions(1, T, Q, S, 1, forbidden, seeded(3))
     inputs[2][:] += 1.0
-    log_weights = enumerate_runs(*inputs)
+    log_weights = enumerate_runs(*inputs, window)
     total = math.log(math.fsum(map(math.exp, log_weights.values())))
     N = 6000
-    (samples,) = sample_runs(*inputs, N, generator=seeded())
+    (samples,) = sample_runs(*inputs, N, generator=seeded(), window=window)
     counts = Counter(map(as_steps, samples))
     assert sum(counts.values()) == N
     assert all(run.log_weight == log_weights[as_steps(run)] for run in samples)

@@ -38,7 +38,7 @@ class LSTMStack(nn.Module, ABC):
     def __init__(self, hidden_size: int, num_actions: int, stack_embedding_size: int, reading_size: int):
         super().__init__()
         self.limit: int | None = None
-        """Largest number of elements that are kept; None: no limit."""
+        """Depth or window of the stack; None: no limit."""
         self.reading_size = reading_size
         self.to_actions = nn.Linear(hidden_size, num_actions)
         self.to_value = nn.Linear(hidden_size, stack_embedding_size)
@@ -157,7 +157,7 @@ class NondeterministicLSTMStack(LSTMStack):
     ):
         Q, S, m = num_states, num_symbols, stack_embedding_size
         super().__init__(hidden_size, Q * S * (2 * Q * S + Q), m, Q * S * m)
-        self.num_states, self.num_symbols, self.window = Q, S, window
+        self.num_states, self.num_symbols = Q, S
         self.limit = window
         self.bottom = nn.Parameter(torch.empty(m))
 
@@ -169,8 +169,8 @@ class NondeterministicLSTMStack(LSTMStack):
         values = self.bottom.sigmoid().expand(batch_size, 1, -1)
         reading = pad(values[:, 0], (0, self.reading_size - values.shape[2]))  # start state, bottom symbol
         sizes = self.num_states, self.num_symbols
-        if self.window is not None:
-            stack = NondeterministicReadingState.empty(values[:, 0], *sizes, window=self.window)
+        if self.limit is not None:
+            stack = NondeterministicReadingState.empty(values[:, 0], *sizes, window=self.limit)
             return WeightedStack(stack, None, reading)
         return WeightedStack(NondeterministicState.empty(batch_size, *sizes, device=values.device), values, reading)
 
@@ -190,7 +190,7 @@ class NondeterministicLSTMStack(LSTMStack):
         return WeightedStack(stack, values, reading)
 
     def unroll_lstm(self, inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, maps: Maps) -> Tensor | None:
-        if self.window is not None and self.window < inputs.shape[1]:
+        if self.limit is not None and self.limit < inputs.shape[1]:
             return None
         bottom = self.bottom.sigmoid()
         return nondeterministic_lstm(inputs, weight_reading, weight_hidden, *maps, bottom, self.num_states)
