@@ -40,7 +40,7 @@ def nondeterministic(
     """Attention weights (B, T, T + 1, Q, S) in float64, and the memory of the charts if they are kept."""
     inputs = log_push, log_replace, log_pop
     found = [
-        plain.nondeterministic(*(x[part] for x in inputs), _of(lengths, part), charts=charts)
+        plain.nondeterministic(*(x[part] for x in inputs), lengths=_of(lengths, part), charts=charts)
         for part in _parts(log_push, *log_push.shape[2:4])
     ]
     if len(found) == 1:
@@ -54,10 +54,12 @@ def nondeterministic_backward(
     """Gradients with respect to the log weights in float64."""
     inputs = grad, log_push, log_replace, log_pop
     found = [
-        plain.nondeterministic_backward(*(x[part] for x in inputs), _of(lengths, part), memory, charts=charts)
+        plain.nondeterministic_backward(
+            *(x[part] for x in inputs), lengths=_of(lengths, part), memory=memory, charts=charts
+        )
         for part in _parts(log_push, *log_push.shape[2:4])
     ]
-    push, replace, pop = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True))
+    push, replace, pop = (torch.cat([grads[i] for grads in found]) for i in range(3))
     return push, replace, pop
 
 
