@@ -77,7 +77,7 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: floa
             raise Failed(f"{what}: shape {tuple(a.shape)} instead of {tuple(b.shape)}")
         if not a.numel():
             continue
-        # Gradients may vanish, so that rounding is all that is left; weights below the normal range of a dtype may be 0.
+        # Gradients may vanish, so that only rounding is left; weights below the normal range of a dtype may be 0.
         size = max(b.abs().max().item(), 1e-3 if i else torch.finfo(a.dtype).smallest_normal / tolerance)
         error = (a.double() - b).abs().max().item() / size
         if not error <= tolerance * (10 if i else 1):
