@@ -7,8 +7,9 @@ from stacks import BACKENDS, FAST, HARD_STACKS, STACKS, Nondeterministic, Superp
 from test_weights import check_recorded
 from torch.utils.checkpoint import checkpoint
 
-from stackattn.ops import nondeterministic_readings, readings, superposition_readings
+from stackattn.ops import nondeterministic_readings, superposition_readings
 from stackattn.ops.cpp import native
+from stackattn.ops.memory import chart_memory
 
 all_stacks = pytest.mark.parametrize("stack", STACKS)
 
@@ -302,4 +303,4 @@ def test_memory_of_kept_charts():
     kept = native.kept_charts(steps, values, 10**9)
     assert 1.0e6 < kept.nbytes / 4 < 1.3e6
     assert native.kept_charts(steps, values, kept.nbytes - 1) is None
-    assert readings._chart_memory() == 256 * 10**6
+    assert chart_memory(256) == 256 * 10**6
