@@ -8,6 +8,7 @@ the documents instead of the squared length of the row.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .lengths import length_mask
 
 
 def by_documents(
-    function: Callable[..., Tensor], starts: Tensor, *tensors: Tensor, lengths: Tensor | None = None
+    function: Callable[..., Any], starts: Tensor, *tensors: Tensor, lengths: Tensor | None = None
 ) -> Tensor:
     """Apply a function of sequences to each document of packed rows.
 

@@ -179,7 +179,7 @@ class _LSTM(torch.autograd.Function):
             if ctx.automaton is None:
                 hidden = superposition_reference(*arguments)
             else:
-                hidden = nondeterministic_reference(*arguments, ctx.automaton[0])
+                hidden = nondeterministic_reference(*arguments, ctx.automaton[0])  # pyright: ignore[reportCallIssue]
             wanted = [x for x in arguments if x.requires_grad]
             found = iter(torch.autograd.grad(hidden, wanted, grad, create_graph=True))
             return None, None, None, *(next(found) if x.requires_grad else None for x in arguments), *none
@@ -198,7 +198,8 @@ class _Layout:
 
     def __init__(self, hidden: int, reading: int, actions: int, value: int):
         self.h, self.reading, self.actions, self.value = hidden, reading, actions, value
-        self.sizes = network.LSTMSizes(*(-(-n // 8) * 8 for n in (hidden, reading, actions, value)), value)
+        h, r, a, v = (-(-n // 8) * 8 for n in (hidden, reading, actions, value))
+        self.sizes = network.LSTMSizes(h, r, a, v, value)
 
     def gates(self, inputs: Tensor) -> Tensor:
         """(B, T, 4 h) -> (T, B, 4 h)"""

@@ -78,11 +78,12 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        tensors = ctx.saved_tensors
+        actions, values, stack = tensors = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return *native.vectors_backward(grad, *tensors, ctx.lengths, ctx.depth), None, None, None
+            found = native.vectors_backward(grad, actions, values, stack, ctx.lengths, ctx.depth)
+            return *found, None, None, None
         # A graph of the gradients is wanted, for a second derivative.
-        result = torch_backend.forward(*tensors, ctx.lengths, ctx.depth, ctx.with_stack)
+        result = torch_backend.forward(actions, values, stack, ctx.lengths, ctx.depth, ctx.with_stack)
         wanted = [x for x in tensors if x.requires_grad]
         found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
         return *(next(found) if x.requires_grad else None for x in tensors), None, None, None
