@@ -342,8 +342,7 @@ double read_beyond(int64_t index) {
   const std::vector<double> numbers(8, 1.0);
   return numbers.data()[index];
 }
-// Another one: signed overflow.
-int overflow(int x) { return x + 2147483647; }
+int overflow(int x) { return x + 2147483647; }  // another one
 #endif
 
 }  // namespace
