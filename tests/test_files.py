@@ -178,7 +178,10 @@ def test_without_locks_there_is_a_warning(tmp_path, monkeypatch, caplog):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", none)
-    FolderLock(tmp_path / "lock", tmp_path).acquire()
+    monkeypatch.setattr(files, "_without_locks", set())
+    for name in ("first", "second"):  # one warning for each file system
+        FolderLock(tmp_path / name, tmp_path).acquire()
+    assert len(caplog.messages) == 1
     assert "the file system has no locks (No locks available); make sure that no other process" in caplog.text
 
 

@@ -280,10 +280,7 @@ class FolderLock:
                 if error.errno not in NO_LOCKS:
                     self._close()
                     raise OSError(error.errno, error.strerror, str(self.path)) from None
-                advice = "make sure that no other process writes to this folder"
-                logging.getLogger(__name__).warning(
-                    f"{self.folder}: the file system has no locks ({error.strerror}); {advice}"
-                )
+                _warn_once(self.folder, self.folder.stat().st_dev, str(error.strerror))
                 return
             if self.valid:  # otherwise another process has just removed its temporary lock file
                 return
@@ -310,6 +307,17 @@ class FolderLock:
         if self._handle is not None:
             os.close(self._handle)
         self._handle = None
+
+
+_without_locks: set[int] = set()  # devices
+
+
+def _warn_once(folder: Path, device: int, reason: str) -> None:
+    """Warn about a file system without locks, once for each device."""
+    if device not in _without_locks:
+        _without_locks.add(device)
+        advice = "make sure that no other process writes to this folder"
+        logging.getLogger(__name__).warning(f"{folder}: the file system has no locks ({reason}); {advice}")
 
 
 @contextmanager

@@ -177,7 +177,7 @@ def test_reproduce_figure_2(tmp_path, capsys):
     written = (out / "figure-2.md").read_text()
     row = next(line for line in written.splitlines() if line.startswith("| marked-reversal"))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[:4] == ["marked-reversal", "Tf", "2", f"{best:.4f}"]
+    assert cells[:4] == ["marked-reversal", "Tf", "2 of 2", f"{best:.4f}"]
     assert cells[5] == f"{sum(longer) / len(longer):.4f}"
     assert cells[3] in printed
     before = test.stat().st_mtime_ns

@@ -27,7 +27,7 @@ def test_demo_trains_the_models_and_draws_a_figure(tmp_path, capsys, monkeypatch
     assert (tmp_path / "out/demo.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "out/demo.png") in printed
     assert str(tmp_path / "out/report.html") in printed
-    assert "<title>3 runs in out</title>" in (tmp_path / "out/report.html").read_text()
+    assert "<title>Nd, Tf and Tf+Nd on dyck: 3 runs</title>" in (tmp_path / "out/report.html").read_text()
     language = get_language("dyck")
     for name in ("tf", "tf-nd", "nd"):
         best = TrainingRun(tmp_path / "out" / name).result()["best"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stackattn.cli import main
+from stackattn.files import write_json
 from stackattn.paper import validity
 
 RUN = Path(__file__).parents[2] / "experiments/results/figure-2/dyck/tf-sup/00"
@@ -29,7 +30,7 @@ def test_the_best_run_is_measured_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(validity, "evaluate_run", None)
     assert main(command) == 0  # not measured again
     capsys.readouterr()
-    (run / "validity.json").write_text(json.dumps({**stored, "model": "another model"}))
+    write_json(run / "validity.json", {**stored, "model": "another model"})
     monkeypatch.setattr(validity, "evaluate_run", lambda *arguments, **options: {**stored, "lengths": []})
     assert main(command) == 1
     assert "no run has been evaluated yet" in capsys.readouterr().err

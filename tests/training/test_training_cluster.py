@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs import outcome, tiny
 
-from stackattn import __version__
+from stackattn import __version__, files
 from stackattn.training import RunError, TrainingRun, run_experiment
 from stackattn.training import cluster as cluster_module
 from stackattn.training.cluster import run_all_on_cluster
@@ -271,6 +271,7 @@ def test_a_file_system_without_locks_is_reported(monkeypatch, caplog, tmp_path):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(files, "_without_locks", set())
     run_experiment(tiny(max_epochs=1), tmp_path)
     assert TrainingRun(tmp_path).finished
     locks = "the file system has no locks (Function not implemented)"

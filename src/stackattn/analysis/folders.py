@@ -16,7 +16,7 @@ from ..languages import Language
 from ..models import LSTMArchitecture
 from ..models.saving import load
 from ..nn.kinds import STACK_KINDS
-from ..nn.specs import StackSpec, parse_layers
+from ..nn.specs import SoftmaxSpec, StackSpec, parse_layers
 from ..text.bitext_corpus import BitextCorpus
 from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.pieces import PieceTokenizer
@@ -99,11 +99,14 @@ class RunFolder(ABC):
 
     @property
     def label(self) -> str:
-        """The paper's name of the model: Tf, Tf+Sup, Tf+Nd, LSTM, ..."""
-        base = "LSTM" if isinstance(self.config.model, LSTMArchitecture) else "Tf"
+        """The paper's name of the model: Tf, Tf+Sup, Tf+Nd, LSTM, ...; Nd or Sup if it has only stack layers."""
         specs = parse_layers(self.layers) if self.layers else []
         kinds = {spec.kind for spec in specs if isinstance(spec, StackSpec)}
-        return "+".join([base, *(kind.abbreviation for name, kind in STACK_KINDS.items() if name in kinds)])
+        stacks = [kind.abbreviation for name, kind in STACK_KINDS.items() if name in kinds]
+        if isinstance(self.config.model, LSTMArchitecture):
+            return "+".join(["LSTM", *stacks])
+        softmax = any(isinstance(spec, SoftmaxSpec) for spec in specs)
+        return "+".join([*(["Tf"] if softmax else []), *stacks])
 
     @property
     @abstractmethod

@@ -74,15 +74,20 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
     if not rows:
         print("no run has been evaluated yet", file=sys.stderr)
         return 1
+    widest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    words = [max(map(len, column.split())) for column in header]
+    needed = sum(max(pair) + 3 for pair in list(zip(widest, words, strict=True))[1:]) + 1
     for task in dict.fromkeys(row[0] for row in rows):
         table = Table(title=task, title_justify="left")
         for i, column in enumerate(header[1:], 1):
-            widest = max(len(row[i]) for row in rows)  # in a narrow terminal, headers wrap and numbers do not
-            table.add_column(column, min_width=widest, justify="left" if column == "model" else "right")
+            # in a narrow terminal, headers wrap and numbers do not
+            table.add_column(column, min_width=widest[i], justify="left" if column == "model" else "right")
         for row in rows:
             if row[0] == task:
                 table.add_row(*row[1:])
-        Console().print(table)
+        # Rich would leave out columns that do not fit; a line that the terminal wraps loses nothing.
+        console = Console()
+        console.print(table, width=max(needed, console.width), soft_wrap=True)
     print(notes)
     out.mkdir(parents=True, exist_ok=True)
     path = out / name
