@@ -15,7 +15,11 @@ from stackattn.training.lm import LMConfig
 from stackattn.training.mt import MTConfig
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
-RUNS = sorted(path.parent for path in RESULTS.rglob("environment.json"))
+RUNS = sorted(
+    path.parent
+    for path in RESULTS.rglob("metrics.jsonl")
+    if "published" in json.loads((path.parent / "config.json").read_text())["training"]  # the old name of an option
+)
 
 
 def config_class(stored):

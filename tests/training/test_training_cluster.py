@@ -179,8 +179,7 @@ def test_a_killed_node(two_nodes, undisturbed, logged, tmp_path):
             two_nodes.have(1)
 
     assert run_all_on_cluster(chosen, two_nodes.address, callback_for=lambda folder: AtFifthEvaluation(kill)) == []
-    assert len(logged) == 1
-    assert "its worker was lost" in logged[0]
+    assert ["its worker was lost" in line for line in logged if "lost node" not in line] == [True]
     assert [TrainingRun(folder).metrics()[:5] for folder, _ in chosen] == before[1]
     assert [outcome(folder) for folder, _ in chosen] == undisturbed[: len(chosen)]
 
