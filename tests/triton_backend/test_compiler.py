@@ -23,7 +23,6 @@ GPUS = {
     "sm_90": (GPUTarget("cuda", 90, 32), 99 * 1024),
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
 }
-SPILLS = {("collect", "sm_90", 4, 8): 40}  # bytes of registers that a kernel may spill; elsewhere none
 
 
 def compiled(name, gpu, Q, S):
@@ -65,6 +64,6 @@ def test_resources(name, gpu, Q, S, tmp_path):
     found = compiled(name, target, Q, S)
     assert found.metadata.shared <= limit
     spilled, tensor_core = amd(found.asm["amdgcn"]) if gpu.startswith("gfx") else nvidia(found.asm["cubin"], tmp_path)
-    assert spilled <= SPILLS.get((name, gpu, Q, S), 0)
+    assert spilled == 0
     assert tensor_core > 0
     print(name, gpu, (Q, S), found.metadata.shared, tensor_core)
