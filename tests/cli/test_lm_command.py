@@ -127,7 +127,7 @@ def test_tables_without_data_or_models(config, data, tmp_path, capsys):
     assert main(["lm", "train", str(config), "--out", str(run)]) == 0
     data.rename(tmp_path / "moved")
     assert main(reproduce) == 0
-    assert f"no test results for {run}: " in capsys.readouterr().err
+    assert f"no results of {run}: " in capsys.readouterr().err
     assert table(out / "table-2.md")["ours"]["test"] == ""
     (tmp_path / "moved").rename(data)
     assert main(reproduce) == 0

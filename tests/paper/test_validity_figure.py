@@ -24,7 +24,7 @@ def test_the_best_run_is_measured_once(tmp_path, capsys, monkeypatch):
     stored = json.loads((run / "validity.json").read_text())
     assert [row["length"] for row in stored["lengths"]] == [4, 64]
     table = (tmp_path / "validity.md").read_text()
-    assert table.startswith("| task | model | finished | 4 | 64 |")
+    assert table.startswith("| task | model | finished | 4 | 64 | restarts at 64 |")
     assert "| dyck | Tf+Sup | 0 of 1 |" in table
     assert (tmp_path / "validity.png").exists()
     monkeypatch.setattr(validity, "evaluate_run", None)

@@ -11,6 +11,8 @@ Modules:
 - `figure_2`, `figure_3`, `table_2`, `table_3`: figures and tables from the runs that exist
 - `table_1`, `table_4`, `table_5`: tables that are counted or measured without runs
 - `validity`: length generalisation, from the runs that exist
+- `agreement`: how well stacks agree with real stacks, from the runs that exist
+- `measurements`: measurements of best models that are stored with the runs
 - `claims`: the claims of Section 6 and the rule that decides them
 - `tables`: printing a table of results and writing it as Markdown, CSV and LaTeX
 """

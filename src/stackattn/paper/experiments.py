@@ -156,6 +156,14 @@ TARGETS = {
         draws=True,
         configs="validity",
     ),
+    "agreement": Target(
+        summary="Agreement of stacks with real stacks, against the cross-entropy (not in the paper)",
+        show=_shown_by("agreement"),
+        draws=True,
+        trains=False,
+        other_models=tuple(STACKS_ALONE),
+        **_FIGURE_2,
+    ),
     "table-2": Target(
         summary="Table 2: perplexities on the Penn Treebank", show=_shown_by("table_2"), **_PENN_TREEBANK
     ),

@@ -14,8 +14,9 @@ from ..training.cfl import CFLConfig, evaluate_run
 from ..training.experiment import config_of
 from ..training.sweep import best_of
 from .cells import Cell
+from .measurements import results_of_test
 from .names import LABELS
-from .tables import measured, number, publish
+from .tables import number, publish
 
 TEST_LENGTHS = (40, 100)
 TEST_STRINGS = 100  # per length
@@ -87,7 +88,7 @@ def show_restarts(cells: Sequence[Cell], out: Path) -> int:
 
 def test_by_length(folder: Path) -> list[dict[str, Any]]:
     """The test results of a run at the lengths of the figure, measured now if necessary."""
-    return measured(folder, _measure, _has_test_lengths(folder)).get("lengths", [])
+    return results_of_test(folder, _measure, _has_test_lengths(folder)).get("lengths", [])
 
 
 def _has_test_lengths(folder: Path) -> Callable[[dict[str, Any]], bool]:

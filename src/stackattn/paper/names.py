@@ -16,5 +16,8 @@ SLUGS = {label: slug for slug, label in LABELS.items()}
 STACKS_ALONE = {"sup": "Sup alone", "nd": "Nd alone"}
 """Labels of models that are not in the paper: one stack layer without positions, and no softmax attention."""
 
+ALL_LABELS = {**LABELS, **STACKS_ALONE}
+"""Label of every model by its slug."""
+
 TRANSFORMERS = ("tf", "tf-sup", "tf-nd")
 """Slugs of the models that the paper uses on every task."""

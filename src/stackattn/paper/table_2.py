@@ -10,9 +10,10 @@ from ..training import TrainingRun
 from ..training.lm import evaluate_run
 from ..training.sweep import best_of
 from .cells import Cell
+from .measurements import results_of_test
 from .models import paper_count
 from .names import LABELS
-from .tables import measured, number, publish
+from .tables import number, publish
 
 
 class Paper(NamedTuple):
@@ -42,7 +43,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, config = measured(folder, _measure), TrainingRun(folder).config()
+        test, config = results_of_test(folder, _measure), TrainingRun(folder).config()
         ours = _perplexities(test.get("parameters"), best["perplexity"], test.get("perplexity"))
         rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
         rows.append([cell.task, LABELS[cell.model], "ours", *ours, str(cell.evaluated), rate, batch])

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from ..training import TrainingRun
 from ..training.sweep import best_of
 from .cells import Cell
+from .measurements import results_of_test
 from .models import paper_count
 from .names import LABELS, TRANSFORMERS
-from .tables import measured, number, publish
+from .tables import number, publish
 
 SEARCH = {"beam_size": 4, "max_tokens": 256}
 
@@ -46,7 +47,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, paper = measured(folder, _measure, _used_paper_search), PAPER.get((cell.task, cell.model), Paper())
+        test, paper = results_of_test(folder, _measure, _used_paper_search), PAPER.get((cell.task, cell.model), Paper())
         signatures |= {test["bleu_signature"]} if "bleu_signature" in test else set()
         parameters = (number(x, ",") for x in (test.get("parameters"), paper.parameters))
         scores = best["perplexity"], paper.perplexity, test.get("bleu"), paper.bleu

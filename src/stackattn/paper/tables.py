@@ -8,12 +8,10 @@ import math
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..files import write_text
-from ..training import RunError, TrainingRun
 
 GROUPED_NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 LATEX = {
@@ -28,31 +26,6 @@ LATEX = {
 def number(value: float | None, form: str) -> str:
     """A formatted number; empty if there is none."""
     return "" if value is None else format(value, form)
-
-
-def measured(
-    folder: Path, measure: Callable[[Path], None], usable: Callable[[dict[str, Any]], bool] = lambda test: True
-) -> dict[str, Any]:
-    """The test results of a run's best model, measured now if necessary.
-
-    If the results cannot be measured, the reason is printed and an empty dictionary returned, so that the other rows
-    are still shown. A run whose model was not kept returns its stored results.
-
-    Args:
-        folder: run folder.
-        measure: evaluates the best model and writes `test.json`; called if there are no usable results.
-        usable: returns whether stored results were measured in the way that the table needs.
-    """
-    run = TrainingRun(folder)
-    test = run.test()
-    if run.model_checksum() is None or (test is not None and usable(test)):
-        return test or {}
-    try:
-        measure(folder)
-    except (RunError, ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"no test results for {folder}: {error}", file=sys.stderr)
-        return {}
-    return run.test() or {}
 
 
 def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: str, out: Path) -> int:

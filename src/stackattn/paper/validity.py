@@ -1,26 +1,34 @@
-"""Length generalisation: validity of the best run of each cell, up to five times the training lengths."""
+"""Length generalisation: validity up to five times the training lengths, of the best run and of all restarts."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..analysis.figures import new_figure, save_figure
-from ..files import write_json
-from ..lines import read_json_object
-from ..training import RunError, TrainingRun
 from ..training.cfl import evaluate_run
 from ..training.sweep import best_of
 from .cells import Cell
 from .figure_2 import LONGEST_SEEN
-from .names import LABELS, STACKS_ALONE
+from .measurements import measured_once
+from .names import ALL_LABELS
 from .tables import publish
 
 LENGTHS, STEP, STRINGS = (40, 400), 60, 30  # 40, 100, 160, ..., 400, and 30 strings of each
 FILE = "validity.json"
-ALL_LABELS = {**LABELS, **STACKS_ALONE}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Validity of all restarts of one cell."""
+
+    cell: Cell
+    best: list[dict[str, Any]]
+    """Results by length of the best run by validation."""
+    restarts: list[list[dict[str, Any]]]
+    """Results by length of every restart that has a model."""
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
@@ -29,18 +37,19 @@ def show(cells: Sequence[Cell], out: Path) -> int:
     Returns:
         An exit code: 1 if no model can be measured.
     """
-    found = [(cell, rows) for cell in cells if (rows := _measured(cell))]
+    found = [curves for cell in cells if (curves := _measured(cell)) is not None]
     lengths = [LENGTHS[0] + STEP * i for i in range((LENGTHS[1] - LENGTHS[0]) // STEP + 1)]
-    header = ["task", "model", "finished", *(str(length) for length in lengths)]
+    header = ["task", "model", "finished", *(str(length) for length in lengths), f"restarts at {lengths[-1]}"]
     notes = (
         f"Validity and share of flawless strings by length (rounded up to a possible one), {STRINGS} strings "
-        f"each, of the best run by validation. Training strings have at most {LONGEST_SEEN} symbols; docs/training.md "
-        "defines both figures."
+        "each, of the best run by validation; in the last column, validity of every restart at the last length. "
+        f"Training strings have at most {LONGEST_SEEN} symbols; docs/training.md defines both figures."
     )
     rows = [
-        [cell.task, ALL_LABELS[cell.model], cell.finished]
-        + [f"{row['validity']:.4f}, {row['flawless']:.2f}" for row in by_length]
-        for cell, by_length in found
+        [curves.cell.task, ALL_LABELS[curves.cell.model], curves.cell.finished]
+        + [f"{row['validity']:.4f}, {row['flawless']:.2f}" for row in curves.best]
+        + [", ".join(f"{restart[-1]['validity']:.4f}" for restart in curves.restarts)]
+        for curves in found
     ]
     if code := publish("validity", header, rows, notes, out):
         return code
@@ -49,44 +58,39 @@ def show(cells: Sequence[Cell], out: Path) -> int:
     return 0
 
 
-def _measured(cell: Cell) -> list[dict[str, Any]]:
-    """The results of the cell's best run by length, measured now if necessary; empty if there is no model."""
+def _measured(cell: Cell) -> Curves | None:
+    """The results of a cell by length, measured now if necessary; None if its best run has no model."""
     if (best := best_of(cell.folders)) is None:
-        return []
-    folder = best[0]
-    path = folder / FILE
-    checksum = TrainingRun(folder).model_checksum()
-    stored = read_json_object(path) if path.exists() else {}
-    if checksum is not None and stored.get("model") != checksum:
-        try:
-            stored = evaluate_run(folder, LENGTHS, STRINGS, step=STEP)
-        except (RunError, ValueError, OSError) as error:
-            print(f"no validity of {folder}: {error}", file=sys.stderr)
-            return []
-        write_json(path, stored)
-    return stored.get("lengths", [])
+        return None
+    found = {folder: measured_once(folder, FILE, _measure).get("lengths", []) for folder in cell.folders}
+    return Curves(cell, found[best[0]], [rows for rows in found.values() if rows]) if found[best[0]] else None
 
 
-def draw(found: Sequence[tuple[Cell, list[dict[str, Any]]]], path: Path) -> list[Path]:
+def _measure(folder: Path) -> dict[str, Any]:
+    return evaluate_run(folder, LENGTHS, STRINGS, step=STEP)
+
+
+def draw(found: Sequence[Curves], path: Path) -> list[Path]:
     """Draw validity (left) and the share of flawless strings (right) by length, one row of axes per task.
+
+    The best run of each cell is a strong line, the other restarts are faint ones.
 
     Args:
         found: cells and their results by length.
         path: where to write, without suffix.
     """
-    tasks = list(dict.fromkeys(cell.task for cell, _ in found))
+    tasks = list(dict.fromkeys(curves.cell.task for curves in found))
     figure = new_figure(7.5, 2.1 * len(tasks) + 0.7)
     axes = figure.subplots(len(tasks), 2, squeeze=False)
     styles = {model: (f"C{i}", "--" if model.startswith("lstm") else "-") for i, model in enumerate(ALL_LABELS)}
     for pair, task in zip(axes, tasks, strict=True):
-        for cell, rows in found:
-            if cell.task != task:
-                continue
-            colour, line = styles[cell.model]
+        for curves in (curves for curves in found if curves.cell.task == task):
+            colour, line = styles[curves.cell.model]
             for axis, name in zip(pair, ("validity", "flawless"), strict=True):
-                values = [row[name] for row in rows]
-                label = ALL_LABELS[cell.model]
-                axis.plot([row["length"] for row in rows], values, line, color=colour, linewidth=1.2, label=label)
+                for rows in curves.restarts:
+                    axis.plot(*_points(rows, name), line, color=colour, linewidth=0.6, alpha=0.4)
+                label = ALL_LABELS[curves.cell.model]
+                axis.plot(*_points(curves.best, name), line, color=colour, linewidth=1.2, label=label)
         for axis in pair:
             axis.axvline(LONGEST_SEEN, color="0.4", linestyle=":", linewidth=1)
             axis.set_ylim(-0.03, 1.03)
@@ -98,3 +102,7 @@ def draw(found: Sequence[tuple[Cell, list[dict[str, Any]]]], path: Path) -> list
     for axis in axes[-1]:
         axis.set_xlabel("length", fontsize=9)
     return save_figure(figure, path.with_suffix(".png"), path.with_suffix(".svg"))
+
+
+def _points(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    return [row["length"] for row in rows], [row[name] for row in rows]
