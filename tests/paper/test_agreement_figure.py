@@ -25,6 +25,7 @@ def test_agreement_of_all_runs_with_stacks(tmp_path, capsys, monkeypatch):
     assert rows[0][:4] == ["| dyck", "Tf+Sup", "00", "not finished"]
     stored = json.loads((tmp_path / "dyck/tf-sup/00/agreement.json").read_text())["real top"]
     assert stored["correct"] == stored["steps"]  # as docs/gallery.md says of this run
+    assert not (tmp_path / "dyck/tf/00/agreement.json").exists()
     assert rows[0][5] == "1.000"
     assert float(rows[0][6]) < 1
     assert (tmp_path / "agreement.svg").exists()

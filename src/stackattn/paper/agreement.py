@@ -11,6 +11,7 @@ from ..analysis.figures import new_figure, save_figure
 from ..analysis.folders import LanguageRun, RunFolder
 from ..analysis.quality import LabelledStrings, label_strings
 from ..analysis.real_stack import Agreement
+from ..analysis.traces import stack_names
 from .cells import Cell
 from .measurements import measured_once
 from .names import ALL_LABELS
@@ -69,6 +70,8 @@ def measure(cells: Sequence[Cell]) -> list[Point]:
     def measure_run(folder: Path) -> dict[str, Any]:
         run = RunFolder.read(folder, folder.name)
         assert isinstance(run, LanguageRun)
+        if not stack_names(run.model):
+            return {}
         if run.task not in labelled:
             labelled[run.task] = label_strings(run.language, run.config.language.lengths)
         strings = labelled[run.task]

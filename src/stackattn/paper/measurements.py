@@ -43,7 +43,7 @@ def measured_once(folder: Path, file: str, measure: Callable[[Path], dict[str, A
     Args:
         folder: run folder.
         file: name of a JSON file in the folder; its key `model` is the checksum of the measured model.
-        measure: returns the measurements of the best model.
+        measure: returns the measurements of the best model; nothing is stored if they are empty.
     """
     path, checksum = folder / file, TrainingRun(folder).model_checksum()
     found: dict[str, Any] = {}
@@ -53,8 +53,10 @@ def measured_once(folder: Path, file: str, measure: Callable[[Path], dict[str, A
             found.update(read_json_object(path))
         if checksum is not None and found.get("model") != checksum:
             found.clear()
-            found.update(measure(folder), model=checksum)
-            write_json(path, found)
+            found.update(measure(folder))
+            if found:
+                found["model"] = checksum
+                write_json(path, found)
 
     return found if _succeeds(folder, read_or_measure) else {}
 
