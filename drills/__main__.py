@@ -16,6 +16,7 @@ NAMES = (
     "grammars",
     "configurations",
     "operators",
+    "layers",
     "mutations",
     "writers",
     "full_disk",

@@ -3,7 +3,7 @@
 #
 #   tests/sanitizers.sh                 the fast tests in tests/ops (several minutes)
 #   tests/sanitizers.sh -k states       arguments are passed to pytest
-#   tests/sanitizers.sh --drill         the drill `operators` instead of the tests; further arguments are passed to it
+#   tests/sanitizers.sh --drill         the drills `operators` and `layers` instead of the tests; further arguments for them
 #
 # The build goes to build/sanitize and shadows the installed kernel for the tests; the installation is not changed.
 # Before the tests, two deliberate errors must be reported: a read beyond the end of an array, and a signed overflow.
@@ -36,8 +36,8 @@ site=$("$python" -c "import sys; print(':'.join(path for path in sys.path if 'si
 libasan=$("$compiler" -print-file-name=libasan.so)
 libubsan=$("$compiler" -print-file-name=libubsan.so)
 run() {
-  PYTHONPATH="$package:$site" PYTHONMALLOC=malloc OMP_NUM_THREADS=2 LD_PRELOAD="$libasan $libubsan" \
-    ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+  PYTHONPATH="$package:$site" OMP_NUM_THREADS=2 LD_PRELOAD="$libasan $libubsan" \
+    ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:malloc_context_size=8:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
     "$venv/bin/python" "$@"
 }
 
@@ -57,7 +57,7 @@ must_report heap-buffer-overflow "read_beyond(8)"
 must_report "signed integer overflow" "overflow(1)"
 
 if [ "${1:-}" = --drill ]; then
-  run -m drills operators "${@:2}"
+  run -m drills operators layers "${@:2}"
   exit
 fi
 # Sanitizers make the kernel several times slower, so a test of its speed would fail.

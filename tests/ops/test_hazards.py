@@ -1,6 +1,7 @@
 """What callers do to tensors that they think are theirs: views, threads, buffers used again, masks of any size."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from oracles import random_transitions, relative_error
 from stacks import FAST, STACKS
 from torch.utils.checkpoint import checkpoint
 
-from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
+from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, ops, superposition_weights
 
 
 def seeded(seed=0):
@@ -91,6 +92,58 @@ def test_lengths_overwritten_through_numpy_before_the_backward_pass(stack, backe
             buffer[:] = later
         gradients.append(torch.autograd.grad(weights.square().sum(), inputs))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def _calls_with_lengths():
+    """Every other operator that takes lengths, as a function of its inputs and lengths, and its inputs."""
+    steps, values = (
+        random_transitions(2, 4, 2, 2, generator=seeded()),
+        torch.randn(2, 5, 3, generator=seeded()).double(),
+    )
+    a, packed, strengths = actions(2, 4), torch.randn(2, 4, 18, generator=seeded()), actions(2, 4)[..., 0]
+    for backend in FAST:
+        options = {"backend": backend}
+        yield partial(ops.nondeterministic_readings, **options), (*steps, values)
+        yield partial(ops.nondeterministic_readings, window=2, **options), (*steps, values)
+        yield partial(nondeterministic_weights, window=2, **options), steps
+        yield partial(ops.superposition_readings, **options), (a, values[:, 1:])
+        yield partial(ops.superposition_readings, depth=2, **options), (a, values[:, 1:])
+        yield lambda x, lengths, options=options: ops.causal_attention(x, 2, lengths, **options), (packed,)
+        state = ops.SuperpositionReadingState.empty(2, 3, dtype=torch.float64, **options)
+        yield lambda *x, state=state: state.extend(*x)[0], (a, values[:, 1:])
+        state = ops.NondeterministicReadingState.empty(values[:, 0], 2, 2, window=3, **options)
+        yield lambda *x, state=state: state.extend(*x)[0], (*steps, values[:, 1:])
+        state = NondeterministicState.empty(2, 2, 2, **options)
+        yield lambda *x, state=state: state.extend(*x)[0], steps
+    yield ops.stratified_weights, (strengths, strengths.flip(1))
+
+
+@pytest.mark.parametrize("later", [[20, 18], [1, 0]])
+def test_no_operator_reads_lengths_again(later):
+    for function, inputs in _calls_with_lengths():
+        gradients = []
+        for change in (False, True):
+            leaves = [x.detach().clone().requires_grad_() for x in inputs]
+            buffer = np.array([4, 3])
+            y = function(*leaves, torch.from_numpy(buffer))
+            if change:
+                buffer[:] = later
+            gradients.append(torch.autograd.grad(y.square().sum(), leaves))
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True)), function
+
+
+@pytest.mark.parametrize("change", ["starts", "lengths"])
+def test_documents_overwritten_before_the_backward_pass(change):
+    gradients = []
+    for changed in (False, True):
+        a, values = actions(2, 6).requires_grad_(), torch.randn(2, 6, 3, generator=seeded()).double()
+        starts, lengths = np.array([[1, 0, 0, 1, 0, 0]] * 2, dtype=bool), np.array([6, 4])
+        views = torch.from_numpy(starts), torch.from_numpy(lengths)
+        y = ops.by_documents(ops.superposition_readings, views[0], a, values, lengths=views[1])
+        if changed:
+            starts[:], lengths[:] = (True, [60, 0]) if change == "starts" else (starts, [60, 0])
+        gradients.append(torch.autograd.grad(y.square().sum(), a)[0])
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("backend", FAST)

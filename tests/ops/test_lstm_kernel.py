@@ -222,3 +222,22 @@ def test_range_of_float64(monkeypatch):
     assert logits.isfinite().all()
     exact = ours.double()(tokens)
     torch.testing.assert_close(logits.double(), exact, atol=1e-5, rtol=1e-4)
+
+
+@both_stacks
+def test_no_steps(sizes):
+    """The kernel writes nothing beyond its empty arrays; their end is followed by other memory."""
+    inputs = [x.requires_grad_() for x in arguments(2, 0, *sizes[2:])]
+    y = kernel(sizes)(*inputs)
+    assert y.shape == (2, 0, sizes[2])
+    grads = torch.autograd.grad(y.sum(), inputs, allow_unused=True)
+    assert all(x is None or not x.any() for x in grads)
+
+
+@both_stacks
+def test_negated_views(sizes):
+    """A negated view has a bit that DLPack ignores."""
+    inputs = arguments(*sizes)
+    negated = [torch._neg_view(-x) for x in inputs]
+    assert all(x.is_neg() for x in negated)
+    assert same_bits(with_gradients(kernel(sizes), inputs), with_gradients(kernel(sizes), negated))

@@ -210,3 +210,18 @@ def check_recorded(stack, case, readings, names):
 def test_nothing_in_nothing_out(stack, B, T, backend):
     results = found(stack, backend, B, T)
     assert [x.shape for x in results] == [x.shape for x in with_gradients(stack.reference, stack.inputs(B, T))]
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_gradients_of_narrow_dtypes_are_rounded_once(dtype, backend):
+    """Near a deterministic stack, gradients are small differences of upstream gradients. Each is as exact as others."""
+    stack = Nondeterministic(2, 2, 4.0)
+    inputs = [x.requires_grad_() for x in stack.inputs(1, 4, dtype=dtype)]
+    weights = operator(stack, backend)(*inputs)
+    upstream = torch.randn(weights.shape, generator=seeded()).to(dtype)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    wanted = torch.autograd.grad(stack.reference(*exact), exact, upstream.double())
+    for a, b in zip(torch.autograd.grad(weights, inputs, upstream), wanted, strict=True):
+        finfo = torch.finfo(dtype)
+        assert ((a.double() - b).abs() <= 0.51 * finfo.eps * b.abs() + finfo.smallest_normal * finfo.eps).all()

@@ -16,20 +16,19 @@ _UINT64 = (1 << 64) - 1
 
 
 def _call(name: str, *values: Any) -> Any:
-    """Call a function of the kernel, which checks dtype, shape and layout of all arrays."""
-    capsules = [to_dlpack(x) if isinstance(x, Tensor) else x for x in values]
+    """Call a function of the kernel, which checks dtype, shape and layout of all arrays.
+
+    DLPack ignores the pending negation of a view such as `torch._neg_view` makes. Results never have one.
+    """
+    capsules = [to_dlpack(x.resolve_neg()) if isinstance(x, Tensor) else x for x in values]
     return getattr(kernel, name)(*capsules, torch.get_num_threads())
-
-
-def _readable(x: Tensor) -> Tensor:
-    return x.resolve_neg().contiguous()
 
 
 def attention(packed: Tensor, heads: int, lengths: Tensor | None, p: float, seed: int) -> tuple[Tensor, Tensor]:
     """packed (B, T, 3 * heads * size) -> outputs (B, T, heads * size) and log_sums (B, heads, T)"""
     B, T, width = packed.shape
     outputs, log_sums = packed.new_empty(B, T, width // 3), packed.new_empty(B, heads, T)
-    _call("attention", _readable(packed), heads, p, seed & _UINT64, outputs, log_sums, lengths)
+    _call("attention", packed.contiguous(), heads, p, seed & _UINT64, outputs, log_sums, lengths)
     return outputs, log_sums
 
 
@@ -45,14 +44,14 @@ def attention_backward(
 ) -> Tensor:
     """The gradient of `packed`; outputs and log_sums are those of `attention` with the same arguments."""
     result = torch.empty_like(packed, memory_format=torch.contiguous_format)
-    inputs = _readable(packed), heads, p, seed & _UINT64, _readable(outputs), _readable(log_sums)
-    _call("attention_backward", *inputs, _readable(grad), result, lengths)
+    inputs = packed.contiguous(), heads, p, seed & _UINT64, outputs.contiguous(), log_sums.contiguous()
+    _call("attention_backward", *inputs, grad.contiguous(), result, lengths)
     return result
 
 
 def dropout(x: Tensor, residual: Tensor | None, relu: bool, p: float, seed: int) -> Tensor:
     """residual + dropout(x), or dropout(relu(x))"""
-    x, residual = _readable(x), None if residual is None else _readable(residual)
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     y = torch.empty_like(x)
     _call("dropout", x, residual, relu, p, seed & _UINT64, y)
     return y
@@ -60,7 +59,7 @@ def dropout(x: Tensor, residual: Tensor | None, relu: bool, p: float, seed: int)
 
 def dropout_backward(grad: Tensor, y: Tensor | None, p: float, seed: int) -> Tensor:
     """The gradient of x; `y` is the result if there was a ReLU, else None."""
-    grad = _readable(grad)
+    grad = grad.contiguous()
     result = torch.empty_like(grad)
     _call("dropout_backward", y, grad, p, seed & _UINT64, result)
     return result
@@ -69,7 +68,7 @@ def dropout_backward(grad: Tensor, y: Tensor | None, p: float, seed: int) -> Ten
 def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     """a.T @ b for (R, M) and (R, N), with the same bits for any number of threads; N is a multiple of 8."""
     result = a.new_empty(a.shape[1], b.shape[1])
-    _call("sum_of_products", _readable(a), _readable(b), result)
+    _call("sum_of_products", a.contiguous(), b.contiguous(), result)
     return result
 
 
@@ -106,7 +105,7 @@ def superposition_lstm_backward(
     sizes: LSTMSizes, made: Sequence[Tensor], weight: Tensor, map: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of gates and actions before their activation functions; weight and map are transposed."""
-    *arrays, stacks = (_readable(x) for x in made)
+    *arrays, stacks = (x.contiguous() for x in made)
     gates, actions = torch.empty_like(arrays[1]), torch.zeros_like(arrays[3])
     _call("superposition_lstm_backward", *arrays, *sizes[3:], stacks, weight, map, grad, gates, actions)
     return gates, actions
@@ -140,7 +139,7 @@ def nondeterministic_lstm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of gates and actions, as in `superposition_lstm_backward`, and of the bottom vectors (B, m)."""
     *arrays, charts = made
-    arrays = [_readable(x) for x in arrays]
+    arrays = [x.contiguous() for x in arrays]
     gates, actions = torch.empty_like(arrays[1]), torch.zeros_like(arrays[3])
     bottom = grad.new_empty(grad.shape[1], sizes.value_size)
     results = gates, actions, bottom

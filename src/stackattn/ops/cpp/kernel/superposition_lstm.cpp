@@ -7,7 +7,8 @@ namespace {
 // Where the stack after step t begins: it has t elements of `m` numbers, the top first, and is followed by two of
 // zeros.
 inline long level(long t, long m) { return (t * (t - 1) / 2 + 2 * t) * m; }
-int64_t stack_size(int64_t steps, int64_t value) { return level(steps, value); }
+// The empty stack is written even if there are no steps.
+int64_t stack_size(int64_t steps, int64_t value) { return level(std::max<int64_t>(steps, 1), value); }
 
 // The stacks of one part of the batch, and gradients of two stacks for each sequence.
 class Stacks {
