@@ -1,5 +1,7 @@
 """A full pass, single steps and chunks give the same results for everything with a state; states are immutable."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from subjects import NAMES, make
@@ -225,6 +227,35 @@ def test_documents_that_share_a_row(name):
     packed = subject.module(subject.spoil(x, torch.tensor([8, 9])), torch.tensor([8, 9]), starts=starts)
     found = [packed[b, first:last] for b, first, last in ranges]
     alone = [subject.full(x[b : b + 1, first:last])[0] for b, first, last in ranges]
+    for one, other in zip(alone, found, strict=True):
+        torch.testing.assert_close(other, one, **close)
+    for one, other in zip(gradients(subject, x, alone), gradients(subject, x, found), strict=True):
+        torch.testing.assert_close(other, one, **close)
+
+
+@pytest.mark.parametrize("ends", [(12, 12, 12, 12), (11, 12, 10, 12)], ids=["full", "lengths"])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax", "LSTM"))]
+)
+def test_documents_that_start_while_a_state_is_extended(name, ends):
+    """Rows that continue their document, and that start one later, at once, and several; then all continue."""
+    subject = make(name)
+    x = subject.inputs(4, 14).requires_grad_(subject.is_layer)
+    firsts = [[0], [0, 5], [0, 3], [0, 6, 8, 9]]
+    starts = torch.zeros(4, 12, dtype=torch.bool)
+    for row, times in zip(starts, firsts, strict=True):
+        row[times[1:]] = True
+    before, state = subject.extend(x[:, :3], subject.initial_state(4))
+    lengths = None if min(ends) == 12 else torch.tensor(ends) - 3
+    chunk = x[:, 3:12] if lengths is None else subject.spoil(x[:, 3:12], lengths)
+    middle, state = subject.module.extend(chunk, state, lengths, starts=starts[:, 3:])
+    after, _ = subject.extend(x[:, 12:], state)
+    found, alone = [], []
+    for b, end in enumerate(ends):
+        steps, outputs = [*range(end), 12, 13], torch.cat([before[b], middle[b], after[b]])
+        for document in (steps[first:last] for first, last in pairwise([*firsts[b], len(steps)])):
+            found.append(outputs[document])
+            alone.append(subject.full(x[b : b + 1, document])[0])
     for one, other in zip(alone, found, strict=True):
         torch.testing.assert_close(other, one, **close)
     for one, other in zip(gradients(subject, x, alone), gradients(subject, x, found), strict=True):

@@ -5,9 +5,19 @@ from itertools import pairwise
 import pytest
 import torch
 from oracles import with_gradients
-from stacks import assert_close, seeded
+from stacks import Nondeterministic, assert_close, seeded
 
-from stackattn import by_documents, stratified_readings, superposition_readings
+from stackattn import (
+    NondeterministicReadingState,
+    NondeterministicState,
+    SuperpositionReadingState,
+    SuperpositionState,
+    by_documents,
+    nondeterministic_readings,
+    nondeterministic_weights,
+    stratified_readings,
+    superposition_readings,
+)
 
 STARTS = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], [1] + [0] * 10]).bool()
 LENGTHS = torch.tensor([9, 11, 4])
@@ -25,9 +35,9 @@ def documents(starts, lengths, T):
         yield from ((b, slice(first, last)) for first, last in pairwise([*begins, n]))
 
 
-def one_by_one(function, starts, lengths):
+def one_by_one(function, starts, lengths, size=2):
     def run(*tensors):
-        result = tensors[1].new_zeros(*tensors[0].shape[:2], tensors[1].shape[2])
+        result = tensors[1].new_zeros(*tensors[0].shape[:2], size)
         for b, steps in documents(starts, lengths, starts.shape[1]):
             result[b, steps] = function(*(x[b : b + 1, steps] for x in tensors))[0]
         return result
@@ -99,3 +109,56 @@ def test_other_operators():
 def test_wrong_starts(error, starts, message):
     with pytest.raises(error, match=message):
         by_documents(superposition_readings, starts, *inputs())
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
+@pytest.mark.parametrize("window", [None, 3])
+def test_starts_in_states_equal_the_documents_one_by_one(window, lengths, backend):
+    """Without a window: of a superposition stack with depth 4."""
+    if window is None:
+        tensors = inputs()
+        state = SuperpositionReadingState.empty(3, 2, depth=4, dtype=torch.float64, backend=backend)
+        alone = lambda *x: superposition_readings(*x, depth=4)  # noqa: E731
+    else:
+        bottom = torch.randn(1, 2, generator=seeded(2), dtype=torch.float64)
+        tensors = [*Nondeterministic(2, 2).inputs(3, 11), inputs()[1]]
+        state = NondeterministicReadingState.empty(bottom.expand(3, 2), 2, 2, window=window, backend=backend)
+
+        def alone(*x):
+            return nondeterministic_readings(*x[:3], torch.cat([bottom[None], x[3]], 1), window=window).flatten(2)
+
+    def packed(*tensors):
+        _, after = state.extend(*(x[:, :4] for x in tensors))  # belongs to other documents
+        after = after.restart(torch.tensor([False, True, True]))
+        return after.extend(*tensors, lengths, starts=STARTS)[0].flatten(2)
+
+    expected = with_gradients(one_by_one(alone, STARTS, lengths, 2 if window is None else 8), tensors)
+    assert_close(with_gradients(packed, tensors), expected, 1e-12)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.parametrize("hidden", [False, True], ids=["plain", "computed from the history"])
+def test_restarted_states_that_return_weights(backend, hidden):
+    """Weights of a restarted stack refer to new elements, and to the bottom."""
+    transitions = Nondeterministic(2, 3, hidden=hidden).inputs(2, 6)
+    first, second = [x[:, :4] for x in transitions], [x[:, 4:] for x in transitions]
+    empty = NondeterministicState.empty(2, 2, 3, backend=backend)
+    _, state = empty.extend(*first)
+    weights, _ = state.restart(torch.tensor([True, False])).extend(*second)
+    expected = nondeterministic_weights(*transitions)[1, 4:]
+    torch.testing.assert_close(weights[1], expected)
+    alone = nondeterministic_weights(*second)[0]
+    torch.testing.assert_close(weights[0, :, [0, 5, 6]], alone)
+    assert weights[0, :, 1:5].count_nonzero() == 0
+    _, state = SuperpositionState.empty(2, backend=backend).extend(inputs(2, 4)[0])
+    weights, _ = state.restart(torch.tensor([True, False])).extend(inputs(2, 2)[0])
+    assert weights[0, :, :4].count_nonzero() == 0
+    assert weights[1, :, :4].count_nonzero() > 0
+
+
+def test_wrong_rows_to_restart():
+    state = SuperpositionState.empty(2)
+    for rows in (torch.tensor([True]), torch.tensor([0, 1]), [True, False]):
+        with pytest.raises(ValueError, match="rows: expected a vector of 2 bools, one for each sequence, got "):
+            state.restart(rows)

@@ -8,7 +8,7 @@ import pytest
 
 from stackattn.lines import read_lines
 from stackattn.text.byte_pairs import load_model, train_model
-from stackattn.text.plain import Counts, drop_long, split_sentences, to_pieces, to_sentences
+from stackattn.text.plain import Counts, PlainTextOptions, drop_long, split_sentences, to_pieces, to_sentences
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
 
 
@@ -44,6 +44,22 @@ def test_headings_blank_lines_and_long_sentences_are_counted():
     assert len(to_sentences(lines, drop_headings=False, split=False, counts=counts)) == 5
     assert counts.headings == 0
     assert drop_long(sentences, None, counts) == sentences
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_articles_from_title_to_title(drop):
+    lines = ["Before", " = One = ", "", "first line", " = = Part = = ", "second", " = Two = ", " = Three = ", "third"]
+    counts = Counts()
+    found = to_sentences(lines, drop_headings=drop, split=False, join=True, counts=counts)
+    whole = ["Before", "= One = first line = = Part = = second", "= Two =", "= Three = third"]
+    expected = ["Before", "first line second", "third"] if drop else whole
+    assert [" ".join(words) for words in found] == expected
+    assert counts.sentences == len(expected)
+
+
+def test_articles_are_not_split_into_sentences():
+    with pytest.raises(ValueError, match="join_articles: expected False with split_sentences, got True"):
+        PlainTextOptions(join_articles=True, split_sentences=True)
 
 
 def test_reading_files(tmp_path):

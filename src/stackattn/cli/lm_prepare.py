@@ -30,10 +30,16 @@ def add_arguments(commands: Any) -> None:
     plain.add_argument(
         "--drop-headings", action="store_true", help="drop lines such as ` = = Title = = ` (default: keep them)"
     )
-    plain.add_argument(
+    units = plain.add_mutually_exclusive_group()
+    units.add_argument(
         "--split-sentences",
         action="store_true",
         help="split each line into sentences (default: each line is one sentence)",
+    )
+    units.add_argument(
+        "--join-articles",
+        action="store_true",
+        help="join the lines of an article, from a line such as ` = Title = ` to the next, into one document",
     )
     add_number(plain, "--max-length", "drop sentences of more than N tokens", "keep all")
     rare = "replace tokens that occur fewer than N times in the training text"

@@ -13,7 +13,7 @@ from ..nn.checks import check_tokens, unknown_token
 from ..nn.dropout import Dropout
 from ..nn.layers import LayerState
 from ..nn.state import without_padding
-from ..ops import by_documents
+from ..ops.documents import by_documents, extend_by_documents
 from .configs import Seq2SeqConfig, TransformerLMConfig
 
 
@@ -23,6 +23,10 @@ class TransformerState(State):
 
     layers: tuple[LayerState, ...]
     positions: Tensor  # (B,): number of tokens that each sequence has read
+
+    def restart(self, rows: Tensor) -> TransformerState:
+        """Replace the state of each sequence of `rows`, (B,), bool, by the one before the first token."""
+        return TransformerState(tuple(layer.restart(rows) for layer in self.layers), self.positions * ~rows)
 
 
 class _Embedding(nn.Module):
@@ -157,9 +161,21 @@ class TransformerLM(nn.Module):
         return TransformerState(self.trunk.initial_state(batch_size), positions)
 
     def extend(
-        self, tokens: Tensor, state: TransformerState, lengths: Tensor | None = None
+        self,
+        tokens: Tensor,
+        state: TransformerState,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, TransformerState]:
-        """Read T more tokens: tokens (B, T) -> logits (B, T, output_size) and the new state."""
+        """Read T more tokens: tokens (B, T) -> logits (B, T, output_size) and the new state.
+
+        `starts` (B, T) marks the first token of each new document, as in `forward`; the tokens before the first one
+        continue the document of the state.
+        """
+        if starts is not None:
+            check_tokens("tokens", tokens, lengths, self.embedding.table.weight)
+            extend = lambda state, tokens, lengths: self.extend(tokens, state, lengths)  # noqa: E731
+            return extend_by_documents(state, extend, self.forward, starts, tokens, lengths=lengths)
         x, state = _extend(self.embedding, self.trunk, tokens, state, lengths)
         return self._logits(x), state
 

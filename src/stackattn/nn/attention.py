@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,11 @@ class AttentionState(State):
     keys: Tensor  # (B, heads, steps so far, d_model / heads)
     values: Tensor
     real: Tensor | None  # (B, steps so far): steps that are not padding; None if there is no padding
+
+    def restart(self, rows: Tensor) -> AttentionState:
+        """Turn all steps so far of each sequence of `rows`, (B,), bool, into padding."""
+        real = rows.new_ones(rows.shape[0], self.keys.shape[2]) if self.real is None else self.real
+        return replace(self, real=real & ~rows[:, None])
 
 
 @dataclass(frozen=True, repr=False)

@@ -57,6 +57,10 @@ class LayerState(State):
     attention: State
     memory: Memory | None  # of the cross-attention
 
+    def restart(self, rows: Tensor) -> LayerState:
+        """Restart the attention of each sequence of `rows`, (B,), bool; the memory stays the same."""
+        return LayerState(self.attention.restart(rows), self.memory)
+
 
 class TransformerLayer(nn.Module):
     """A transformer layer: attention, optional cross-attention and a feed-forward network, each in a `Sublayer`.

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..ops import by_documents
 from ..ops.checks import check_limit
+from ..ops.documents import by_documents, extend_by_documents
 from .checks import check_choice, check_positive, check_vectors
 from .state import State, without_padding
 
@@ -28,6 +28,10 @@ class WeightedStack(State):
 
     state: Any  # state of the operator
     values: Tensor  # (B, initial values + steps so far, m)
+
+    def restart(self, rows: Tensor) -> WeightedStack:
+        """Restart the stack of each sequence of `rows`, (B,), bool; no weights refer to its earlier values."""
+        return WeightedStack(self.state.restart(rows), self.values)
 
     @property
     def batch_size(self) -> int:
@@ -58,6 +62,10 @@ class StackState(State):
         if self.heads == 1:
             return super().map(function)
         return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
+
+    def restart(self, rows: Tensor) -> StackState:
+        """Replace the stacks of each sequence of `rows`, (B,), bool, by the initial ones."""
+        return StackState(self.stack.restart(rows.repeat_interleave(self.heads)), self.heads)
 
     def reorder(self, index: Tensor) -> StackState:
         """Select the sequences at positions `index` as a new batch."""
@@ -236,10 +244,20 @@ class StackAttention(nn.Module, ABC):
         """Create the state before the first step."""
         return StackState(self.initial_stack(batch_size), self.heads)
 
-    def extend(self, x: Tensor, state: StackState, lengths: Tensor | None = None) -> tuple[Tensor, StackState]:
-        """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
+    def extend(
+        self, x: Tensor, state: StackState, lengths: Tensor | None = None, *, starts: Tensor | None = None
+    ) -> tuple[Tensor, StackState]:
+        """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state.
+
+        `starts` (B, T) marks the first step of each new document, as in `forward`; the steps before the first one
+        continue the document of the state.
+        """
         x = self._check(x, lengths)
         self._check_state(state)
+        if starts is not None:
+            extend = lambda state, x, lengths: self.extend(x, state, lengths)  # noqa: E731
+            alone: Callable[..., Any] = self.forward
+            return extend_by_documents(state, extend, alone, starts, x, lengths=lengths)
         logits, values = self._action_logits(x), self._pushed(x)
         readings, stack = self.extend_stack(state.stack, logits, values, self._repeat_lengths(lengths))
         return self.to_output(self._join_heads(readings)), StackState(stack, self.heads)

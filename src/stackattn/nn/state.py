@@ -47,6 +47,10 @@ class State:
 
         return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
+    def restart(self: Self, rows: Tensor) -> Self:
+        """Replace the state of each sequence of `rows`, (B,), bool, by the one before the first step."""
+        raise NotImplementedError(f"restart: expected a state of a transformer or of a stack layer, got {self!r}")
+
     def detach(self: Self) -> Self:
         """Detach all tensors from the autograd graph."""
         return self.map(torch.Tensor.detach)

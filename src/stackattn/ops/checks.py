@@ -121,6 +121,15 @@ def check_index(index: Tensor, state: Any) -> Tensor:
     return index.long()
 
 
+def check_rows(rows: Tensor, state: Any) -> Tensor:
+    """Which sequences of the batch of a state are chosen, validated."""
+    if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (state.batch_size,):
+        raise ValueError(f"rows: expected a vector of {state.batch_size} bools, one for each sequence, got {rows!r}")
+    if rows.device != state.device:
+        raise ValueError(f"rows: expected device {state.device} like the state, got {rows.device}")
+    return rows
+
+
 def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: bool) -> None:
     """Raise ValueError for nan or infinity within the lengths; `minus_infinity`: -inf is allowed.
 

@@ -7,7 +7,8 @@ the documents instead of the squared length of the row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,6 +72,64 @@ def by_documents(
         places.append(index[inside])
     found = torch.cat(results)
     return found.new_zeros(B * T, *found.shape[1:]).index_copy(0, torch.cat(places), found).unflatten(0, (B, T))
+
+
+def extend_by_documents(
+    state: Any,
+    extend: Callable[..., tuple[Tensor, Any]],
+    alone: Callable[..., Tensor],
+    starts: Tensor,
+    *tensors: Tensor,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Any]:
+    """Extend states by packed rows; what comes before the first start of a row continues the document of its state.
+
+    Args:
+        state: states of B sequences, with a method `restart`.
+        extend: called as `extend(state, *tensors, lengths)`; returns (N, L, ...) and the new state.
+        alone: like `function` of `by_documents`, for documents that begin and end in the row.
+        starts: (B, T), bool
+            The first step of each new document.
+        tensors: (B, T, ...) each
+        lengths: (B,), optional
+            Number of steps of each row.
+
+    Returns:
+        (B, T, ...): the results of all steps, in their places; and the states after the last document of each row.
+    """
+    B, T = _check(starts, tensors[0])
+    checks.check_lengths(lengths, tensors[0])
+    lengths = checks.copy_lengths(lengths, T)
+    ends = starts.new_full((B,), T, dtype=torch.long) if lengths is None else lengths.long()
+    begins = starts & length_mask(ends, T)
+    restarted = begins.any(1)  # (B,)
+    if not restarted.any():
+        return extend(state, *tensors, lengths)
+    times = torch.arange(T, device=starts.device)
+    first = ends.minimum(times.where(begins, T).amin(1))  # (B,): end of the part that continues the state
+    last = times.where(begins, 0).amax(1)  # (B,): start of the last document
+    result, new_state = _part(partial(extend, state.restart(restarted)), tensors, last, ends)
+    parts = [result]
+    if (first[restarted] > 0).any():
+        end = first.where(restarted, 0)
+        parts.append(_part(partial(extend, state), tensors, torch.zeros_like(end), end)[0])
+    if (first < last).any():
+        by_starts = lambda s, *x: (by_documents(alone, s, *x[:-1], lengths=x[-1]), None)  # noqa: E731
+        parts.append(_part(by_starts, (starts, *tensors), first.where(restarted, 0), last)[0])
+    return sum(parts[1:], parts[0]), new_state
+
+
+def _part(extend: Callable[..., tuple[Tensor, Any]], tensors: Sequence[Tensor], first: Tensor, end: Tensor):
+    """Results of the steps from `first` to `end` (B,) of each row, in their places and zero elsewhere; the state."""
+    B, T = tensors[0].shape[:2]
+    sizes = end - first
+    steps = torch.arange(int(sizes.max()), device=first.device)
+    index = first[:, None] + steps  # (B, L)
+    rows = torch.arange(B, device=first.device)[:, None]
+    found, state = extend(*(x[rows, index.clamp(max=T - 1)] for x in tensors), sizes)
+    inside = steps < sizes[:, None]
+    places = (rows.expand_as(index)[inside], index[inside])
+    return found.new_zeros(B, T, *found.shape[2:]).index_put(places, found[inside]), state
 
 
 def _check(starts: Tensor, x: Tensor) -> tuple[int, int]:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from . import checks, vectors
 from .dispatch import choose_for_state
+from .documents import extend_by_documents
 from .tensor_state import TensorState
 from .transitions import join_transitions
 from .window import extend_rows, first_row, readings_of
@@ -78,7 +80,7 @@ class SuperpositionReadingState(TensorState):
         return f"{type(self).__name__}({sizes}, device={self.device})"
 
     def extend(
-        self, actions: Tensor, values: Tensor, lengths: Tensor | None = None
+        self, actions: Tensor, values: Tensor, lengths: Tensor | None = None, *, starts: Tensor | None = None
     ) -> tuple[Tensor, SuperpositionReadingState]:
         """Extend the stack by c steps.
 
@@ -89,10 +91,15 @@ class SuperpositionReadingState(TensorState):
                 The vectors that are pushed.
             lengths: (B,), optional
                 Number of the c steps that each sequence takes. Later steps are ignored; their readings are zero.
+            starts: (B, c), bool, optional
+                The first step of each new document, at which the stack becomes empty.
 
         Returns:
             Readings (B, c, m), and the new state.
         """
+        if starts is not None:
+            extend = type(self).extend
+            return extend_by_documents(self, extend, self._alone, starts, actions, values, lengths=lengths)
         checks.check_actions(actions, lengths)
         checks.check_same_batch("actions", actions, self)
         checks.check_values(values, actions, actions.shape[1])
@@ -101,9 +108,19 @@ class SuperpositionReadingState(TensorState):
         readings, stack = vectors.read_stack(actions, values, self._tensor, lengths, self.depth, self._backend)
         return readings, type(self)(stack, self.length + actions.shape[1], self.depth, self._backend)
 
+    def _alone(self, actions: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+        """Readings of whole documents."""
+        stack = self._tensor.new_zeros(len(actions), 0, self._tensor.shape[2])
+        return type(self)(stack, 0, self.depth, self._backend).extend(actions, values, lengths)[0]
+
     def map(self, function: Callable[[Tensor], Tensor]) -> SuperpositionReadingState:
         """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
         return type(self)(function(self._tensor), self.length, self.depth, self._backend)
+
+    def restart(self, rows: Tensor) -> SuperpositionReadingState:
+        """The same states, with an empty stack for each sequence of `rows`, (B,), bool."""
+        rows = checks.check_rows(rows, self)
+        return self.map(lambda x: x.where(~rows[:, None, None], 0.0))
 
 
 class NondeterministicReadingState(TensorState):
@@ -126,11 +143,20 @@ class NondeterministicReadingState(TensorState):
     """
 
     def __init__(
-        self, steps: Tensor, rows: Tensor, band: Tensor | None, length: int, window: int, sizes: tuple, backend: str
+        self,
+        steps: Tensor,
+        rows: Tensor,
+        band: Tensor | None,
+        first: Tensor,
+        length: int,
+        window: int,
+        sizes: tuple,
+        backend: str,
     ):
         self._steps = steps  # (B, H, Q, S, Q S + Q S + Q): joined transitions of the last H steps, see ops/window.py
         self._tensor = rows  # (B, H + 1, Q S (m + 1) + 1)
         self._band = band  # what the kernel would otherwise compute again from the steps
+        self._first = first  # (B, 1, Q S (m + 1) + 1): the row before the first step
         self._sizes = sizes  # Q, S, m
         self._backend = backend
         self.length = length
@@ -159,7 +185,8 @@ class NondeterministicReadingState(TensorState):
         dtype = vectors.computing_dtype(bottom.dtype)
         steps = bottom.new_empty(len(bottom), 0, Q, S, Q * S + Q * S + Q, dtype=dtype)
         sizes, backend = (Q, S, bottom.shape[1]), choose_for_state(backend, bottom.device)
-        return cls(steps, first_row(bottom, Q, S), None, 0, window, sizes, backend)
+        first = first_row(bottom, Q, S)
+        return cls(steps, first, None, first, 0, window, sizes, backend)
 
     def __repr__(self) -> str:
         sizes = f"batch_size={self.batch_size}, length={self.length}, window={self.window}"
@@ -172,6 +199,8 @@ class NondeterministicReadingState(TensorState):
         log_pop: Tensor,
         values: Tensor,
         lengths: Tensor | None = None,
+        *,
+        starts: Tensor | None = None,
     ) -> tuple[Tensor, NondeterministicReadingState]:
         """Extend the stack by c steps.
 
@@ -184,12 +213,19 @@ class NondeterministicReadingState(TensorState):
                 The vectors that are pushed.
             lengths: (B,), optional
                 Number of the c steps that each sequence takes. Later steps are ignored; their readings are zero.
+            starts: (B, c), bool, optional
+                The first step of each new document, at which only the bottom element is left on the stack.
 
         Returns:
             Readings (B, c, Q, S, m), and the new state.
         """
         checks.check_transitions(log_push, log_replace, log_pop, lengths)
-        return self.extend_joined(join_transitions(log_push, log_replace, log_pop), values, lengths)
+        steps = join_transitions(log_push, log_replace, log_pop)
+        if starts is None:
+            return self.extend_joined(steps, values, lengths)
+        first = self._first.expand(-1, steps.shape[1], -1)  # the first row of each document
+        extend = lambda state, steps, values, _, lengths: state.extend_joined(steps, values, lengths)  # noqa: E731
+        return extend_by_documents(self, extend, self._alone, starts, steps, values, first, lengths=lengths)
 
     def extend_joined(
         self, steps: Tensor, values: Tensor, lengths: Tensor | None = None
@@ -213,14 +249,29 @@ class NondeterministicReadingState(TensorState):
         kept = min(self._steps.shape[1] + c, self.window - 1)
         last_steps = _last(all_steps, kept, c, lengths, -torch.inf)
         last_rows = _last(torch.cat([self._tensor, rows], 1), kept + 1, c, lengths, 0.0)
-        state = type(self)(last_steps, last_rows, band, self.length + c, self.window, self._sizes, self._backend)
+        length = self.length + c
+        state = type(self)(last_steps, last_rows, band, self._first, length, self.window, self._sizes, self._backend)
         return readings_of(rows, Q, S).to(steps.dtype), state
 
     def map(self, function: Callable[[Tensor], Tensor]) -> NondeterministicReadingState:
         """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
-        steps, rows = function(self._steps), function(self._tensor)
+        steps, rows, first = function(self._steps), function(self._tensor), function(self._first)
         band = None if self._band is None or rows.device != self.device else function(self._band)
-        return type(self)(steps, rows, band, self.length, self.window, self._sizes, self._backend)
+        return type(self)(steps, rows, band, first, self.length, self.window, self._sizes, self._backend)
+
+    def restart(self, rows: Tensor) -> NondeterministicReadingState:
+        """The same states, with only the bottom element on the stack of each sequence of `rows`, (B,), bool."""
+        kept = ~checks.check_rows(rows, self)
+        steps = self._steps.where(kept[:, None, None, None, None], -torch.inf)
+        first = pad(self._first, (0, 0, self._tensor.shape[1] - 1, 0))  # zeros in place of earlier rows
+        row = self._tensor.where(kept[:, None, None], first)
+        return type(self)(steps, row, None, self._first, self.length, self.window, self._sizes, self._backend)
+
+    def _alone(self, steps: Tensor, values: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
+        """Readings of whole documents."""
+        first, nothing = first[:, :1], steps[:, :0]
+        state = type(self)(nothing, first, None, first, 0, self.window, self._sizes, self._backend)
+        return state.extend_joined(steps, values, lengths)[0]
 
 
 def _last(x: Tensor, count: int, new: int, lengths: Tensor | None, missing: float) -> Tensor:

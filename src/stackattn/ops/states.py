@@ -8,6 +8,7 @@ handles branches, losses on a prefix and repeated backward passes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ from .transitions import History, join_transitions, split_transitions
 Self = TypeVar("Self", bound="_State")
 
 
-class _State:
+class _State(ABC):
     """Base class of both stacks' states."""
 
     def __init__(
@@ -79,6 +80,26 @@ class _State:
         # `filled` stays -1 for a state that is recomputed from its history
         buffer = self._buffer if shared else Buffer(tensor.detach(), min(self.length, self._buffer.filled))
         return self._moved(tensor, buffer, function)
+
+    def restart(self: Self, rows: Tensor) -> Self:
+        """The same states, with the initial stack in place of that of each sequence of `rows`, (B,), bool.
+
+        Steps before the restart stay in `length`; they are like steps that the sequence has not taken.
+        """
+        kept = ~checks.check_rows(rows, self)
+
+        def idle(steps: Tensor) -> Tensor:
+            lengths = kept.long() * steps.shape[1]
+            return with_idle_steps(Extension(self._layout, 0, False, self._backend, lengths, self._buffer), steps)
+
+        tensor = self._tensor
+        if self._buffer.filled >= 0:  # otherwise only the history is used
+            tensor = tensor.where(kept[:, None], self._after_idle_steps())
+        return self._moved(tensor, Buffer(tensor.detach(), min(self.length, self._buffer.filled)), idle)
+
+    @abstractmethod
+    def _after_idle_steps(self) -> Tensor:
+        """The tensor (1, layout.size(length)) of a state whose steps have changed nothing."""
 
     def _moved(self: Self, tensor: Tensor, buffer: Buffer, function: Callable[[Tensor], Tensor]) -> Self:
         history = None
@@ -158,6 +179,11 @@ class SuperpositionState(_State):
         weights, state, _ = self._take(actions, lengths, superposition=True)
         return weights, state
 
+    def _after_idle_steps(self) -> Tensor:
+        state = type(self).empty(1, device=self.device, backend=self._backend)
+        nothing = self._tensor.new_zeros(1, self.length, 3)
+        return state.extend(nothing, torch.zeros(1, dtype=torch.long, device=self.device))[1]._tensor
+
 
 class NondeterministicState(_State):
     """The state of a nondeterministic stack after some steps. States are immutable: `extend` returns a new one.
@@ -230,6 +256,12 @@ class NondeterministicState(_State):
                 state._history = History(self._history, with_idle_steps(extension, rows), None)
                 return weights, state
         return self._extend_exactly(rows, lengths)
+
+    def _after_idle_steps(self) -> Tensor:
+        Q, S = self._layout
+        state = type(self).empty(1, Q, S, device=self.device, backend=self._backend)
+        nothing = self._tensor.new_zeros(1, self.length, Q, S, 2 * Q * S + Q)
+        return state.extend_joined(nothing, torch.zeros(1, dtype=torch.long, device=self.device))[1]._tensor
 
     def _extend_exactly(self, rows: Tensor, lengths: Tensor | None) -> tuple[Tensor, NondeterministicState]:
         """Used when the range of float64 does not suffice: this and all later rows are computed from the first step."""

@@ -124,6 +124,11 @@ class StratifiedState(TensorState):
         """The same state with `function` applied to its tensor. The first axis is the batch."""
         return type(self)(function(self._tensor), self.length)
 
+    def restart(self, rows: Tensor) -> StratifiedState:
+        """The same states, with an empty stack for each sequence of `rows`, (B,), bool."""
+        rows = checks.check_rows(rows, self)
+        return self.map(lambda x: x.where(~rows[:, None], 0.0))
+
     @property
     def strengths(self) -> Tensor:
         """The strength that each element has left, (B, length), the first one pushed first."""

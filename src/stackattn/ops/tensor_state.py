@@ -41,6 +41,10 @@ class TensorState(ABC):
         index = checks.check_index(index, self)
         return self.map(lambda x: x.index_select(0, index))
 
+    @abstractmethod
+    def restart(self: Self, rows: Tensor) -> Self:
+        """The same states, with the initial stack in place of that of each sequence of `rows`, (B,), bool."""
+
     def detach(self: Self) -> Self:
         """The same state, detached from the autograd graph."""
         return self.map(torch.Tensor.detach)

@@ -18,6 +18,7 @@ from .vocabulary import CLASSES, count_vocabulary
 ENDS = (".", "!", "?")
 CLOSING = ("''", ")", "]")
 _HEADING = re.compile(r"\s*(= ){1,6}.*( =){1,6}\s*")
+_TITLE = re.compile(r"\s*= (?!= ).*(?<! =) =\s*")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class PlainTextOptions:
     """Drop lines such as `= = Title = =`."""
     split_sentences: bool = False
     """Split each line, a paragraph, into sentences."""
+    join_articles: bool = False
+    """Join the lines of an article, from a line such as `= Title =` to the next, into one document."""
     max_length: int | None = None
     """Drop sentences with more than this number of tokens; None: keep all."""
     min_count: int | None = None
@@ -38,6 +41,8 @@ class PlainTextOptions:
     """Number of SentencePiece pieces to learn, or path of a SentencePiece model; None: the tokens are words."""
 
     def __post_init__(self) -> None:
+        if self.join_articles and self.split_sentences:
+            raise ValueError("join_articles: expected False with split_sentences, got True")
         for name in ("max_length", "min_count"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
@@ -88,6 +93,7 @@ def prepare_plain(
                 track(read_lines(files[split]), f"reading {split}"),
                 drop_headings=options.drop_headings,
                 split=options.split_sentences,
+                join=options.join_articles,
                 counts=counts[split],
             )
             for split in SPLITS
@@ -119,16 +125,29 @@ def _pieces_model(pieces: str, training: Sentences) -> bytes:
     return model
 
 
-def to_sentences(lines: Iterable[str], *, drop_headings: bool, split: bool, counts: Counts) -> Sentences:
-    """Return the words of each non-blank line or, with `split`, of each sentence in it; update `counts`."""
+def to_sentences(
+    lines: Iterable[str], *, drop_headings: bool, split: bool, counts: Counts, join: bool = False
+) -> Sentences:
+    """Return the words of each non-blank line; update `counts`.
+
+    With `split`, return those of each sentence in a line instead; with `join`, those of each article.
+    """
     sentences: Sentences = []
+    article: list[str] = []  # with `join`, the last of the sentences
     for line in lines:
         counts.lines += 1
         words = line.split()
         if not words:
             counts.blank += 1
-        elif drop_headings and _HEADING.fullmatch(line):
+            continue
+        if join and _TITLE.fullmatch(line):
+            article = []
+        if drop_headings and _HEADING.fullmatch(line):
             counts.headings += 1
+        elif join:
+            if not article:
+                sentences.append(article)
+            article += words
         else:
             sentences += split_sentences(words) if split else [words]
     counts.sentences = len(sentences)
