@@ -68,13 +68,13 @@ def test_best_runs_are_compared_with_derivations():
     tops = [[derivation_tops(made, made.encode("0110"))]]
     actions = torch.tensor([[ACTIONS[kind] for kind in ("no-op", "push", "push", "pop", "pop")]])
     # each action is more probable than either of the others, but not than both together
-    unsure = SuperpositionTrace("stack", 0, (0.1 * actions + 0.3).double())
+    unsure = SuperpositionTrace("stack", 0, ((0.1 * actions + 0.3).double(),))
     assert measure_agreement([[unsure]], tops, best_run=True)["stack"].correct == 4
     assert measure_agreement([[unsure]], tops)["stack"].correct < 4
 
 
 def hard(kinds, first):
-    return SuperpositionTrace("stack", first, torch.tensor([[ACTIONS[kind] for kind in kinds]]).double())
+    return SuperpositionTrace("stack", first, (torch.tensor([[ACTIONS[kind] for kind in kinds]]).double(),))
 
 
 def test_the_real_automaton_agrees_at_every_step():
@@ -132,7 +132,7 @@ def test_correct_steps_by_enumeration():
         for _ in range(8):
             actions = torch.rand(1, len(tops) + 1 - first, 3, generator=generator, dtype=torch.float64).pow(2)
             actions /= actions.sum(-1, keepdim=True)
-            trace = SuperpositionTrace("stack", first, actions)
+            trace = SuperpositionTrace("stack", first, (actions,))
             (found,) = correct_steps(trace, [tops])
             assert found == most_weighted(actions[0].tolist(), tops, first)
             seen |= set(zip((top >= 0 for top in tops), found, strict=True))
@@ -142,7 +142,7 @@ def test_correct_steps_by_enumeration():
 def test_the_empty_share_is_not_a_token():
     """The first symbol is pushed with a small weight: the empty share is larger, but the best token is right."""
     actions = torch.tensor([[[0.0, 1.0, 0.0], [0.3, 0.7, 0.0], [0.0, 0.9, 0.1]]], dtype=torch.float64)
-    trace = SuperpositionTrace("stack", 0, actions)
+    trace = SuperpositionTrace("stack", 0, (actions,))
     assert trace.tops()[0].argmax(-1).tolist() == [0, 0, 0]
     assert correct_steps(trace, [[0, 0]]) == [[True, True]]
     assert correct_steps(trace, [[0, -1]]) == [[True, True]]

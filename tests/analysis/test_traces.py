@@ -60,7 +60,7 @@ def nondeterministic(T=4, Q=2, S=2, forbidden=0.0, window=None):
 
 def superposition(T=6, depth=None):
     actions = torch.randn(2, T, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
-    trace = SuperpositionTrace("stack", 0, actions, depth)
+    trace = SuperpositionTrace("stack", 0, (actions,), depth)
     return trace, [lambda t, b=b: enumerate_superposition(actions[b], t, depth) for b in range(2)]
 
 
@@ -99,11 +99,11 @@ def test_traces_have_the_window_of_the_layer():
     config = TransformerLMConfig(input_size=4, output_size=4, layers="1.nondeterministic-2-2-3w3", d_model=4, heads=1)
     model, tokens = TransformerLM(config), torch.randint(4, (2, 7))
     (trace,) = trace_stacks(model, tokens)
-    assert trace.window == 3
+    assert trace.limit == 3
     (lstm_trace,) = trace_stacks(
         LSTMLM(LSTMConfig(input_size=4, output_size=4, stack="nondeterministic-1-2-2w3")), tokens
     )
-    assert lstm_trace.window == 3
+    assert lstm_trace.limit == 3
 
 
 def test_heights_of_long_sequences_match_samples():
@@ -121,7 +121,7 @@ def test_heights_of_long_sequences_match_samples():
 
 def test_transitions_beyond_the_range_of_exp():
     trace, _ = nondeterministic(12)
-    big = NondeterministicTrace("stack", 0, tuple(1000 * x for x in trace.transitions))
+    big = NondeterministicTrace("stack", 0, tuple(1000 * x for x in trace.steps))
     for b, run in enumerate(big.best_runs()):  # one run has almost all the weight
         there = torch.zeros(12, dtype=torch.float64)
         there[[i for i, _ in run.stacks()[-1][1:]]] = 1
@@ -131,7 +131,7 @@ def test_transitions_beyond_the_range_of_exp():
 
 def test_superposition_runs():
     hard = torch.eye(3, dtype=torch.float64)[[2, 0, 0, 1, 2, 2, 2, 0]]  # the first and last pops find an empty stack
-    trace = SuperpositionTrace("stack", 0, hard[None])
+    trace = SuperpositionTrace("stack", 0, (hard[None],))
     (best,), ((sample,),) = trace.best_runs(), trace.sample_runs(1)
     stacks = [[i for i, _ in stack[1:]] for stack in best.stacks()]
     assert stacks == [[], [1], [1, 2], [1, 2], [1], [], [], [7]]
@@ -225,5 +225,5 @@ def test_runs_of_a_limited_superposition_stack():
     """Hard pushes and pops: the third push loses the first element."""
     actions = torch.zeros(1, 5, 3, dtype=torch.float64)
     actions[:, :3, 0] = actions[:, 3:, 2] = 1
-    (run,) = SuperpositionTrace("stack", 0, actions, 2).best_runs()
+    (run,) = SuperpositionTrace("stack", 0, (actions,), 2).best_runs()
     assert [[i for i, _ in stack[1:]] for stack in run.stacks()] == [[0], [0, 1], [1, 2], [1], []]

@@ -39,7 +39,7 @@ def kernel(sizes):
 def reference(sizes):
     if len(sizes) == 4:
         return lstm.superposition_reference
-    return lambda *inputs: lstm.nondeterministic_reference(*inputs, sizes[4])
+    return lambda *inputs: lstm.nondeterministic_reference(*inputs, num_states=sizes[4])
 
 
 def with_gradients(function, inputs):

@@ -12,7 +12,7 @@ from stackattn.paper.experiments import TARGETS
 from stackattn.paper.models import MT_TYPES, PTB_TYPES, count_parameters, paper_models
 from stackattn.paper.names import LABELS, SLUGS
 from stackattn.text.vocabulary import Vocabulary
-from stackattn.training import cfl, lm, mt
+from stackattn.training import cfl, lm
 
 COMMANDS = {"demo": "cfl", **{name: target.command for name, target in TARGETS.items() if target.trains}}
 LANGUAGES = [(task, SLUGS[label], count) for table, task, label, count in paper_models() if table == "Table 5"]
@@ -65,7 +65,7 @@ def test_table_2(model, count, published):
     config = load(f"table-2/ptb/{model}", None if published else "paper")
     vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
     with torch.device("meta"):
-        assert sum(x.numel() for x in lm.build_lm_model(config, vocabulary).parameters()) == count
+        assert sum(x.numel() for x in config.build_model(vocabulary).parameters()) == count
     assert vocabulary.output_size == 23833
     assert config.data.batch_tokens_range == (128, 512)
     training = config.training
@@ -87,7 +87,7 @@ def test_table_3(tier, model, count):
 
     config = load(f"table-3/{tier}/{model}")
     with torch.device("meta"):
-        built = mt.build_mt_model(config, Tokenizer())
+        built = config.build_model(Tokenizer())
     assert count_parameters(built.config) == count
     training = config.training
     assert (training.learning_rates, training.evaluate_every) == ((1e-5, 1e-3), 50_000)

@@ -14,7 +14,7 @@ from torch import nn
 from stackattn.config import from_values
 from stackattn.text.bitext_corpus import BitextCorpus, BitextOptions, prepare_bitext
 from stackattn.training import ConfigError, TrainingRun, run_experiment
-from stackattn.training.mt import MTConfig, MTDataOptions, MTTask, build_mt_model, read_test_set
+from stackattn.training.mt import MTConfig, MTDataOptions, MTTask, read_test_set
 from stackattn.training.translator import Translator
 
 
@@ -83,7 +83,7 @@ def test_batches_are_by_the_longer_side(corpus):
 
 def test_gradients_reach_every_parameter_and_padding_does_not_matter(corpus):
     task = MTTask(MTDataOptions(str(corpus)))
-    model = build_mt_model(experiment(corpus, {"layers": "1.nondeterministic-2-2-3"}), task.tokenizer).double().eval()
+    model = experiment(corpus, {"layers": "1.nondeterministic-2-2-3"}).build_model(task.tokenizer).double().eval()
     lengths = [len(x) for x in task.training.source]
     short, long = lengths.index(1), lengths.index(5)
     apart = sum(task.loss(model, [i]).item() for i in (short, long)) / 2
@@ -123,7 +123,7 @@ def test_learns_to_reverse_and_the_saved_model_is_self_contained(corpus, layers,
 def test_inputs_are_normalised(corpus):
     """Other words give another translation, but other Unicode forms of the same words do not."""
     task = MTTask(MTDataOptions(str(corpus)))
-    model = build_mt_model(experiment(corpus, {"init_range": 1.0}), task.tokenizer)
+    model = experiment(corpus, {"init_range": 1.0}).build_model(task.tokenizer)
     translator = Translator(model, task.tokenizer, max_tokens=5)
     one, same, other = translator.translate(["ba do", "ｂａ\u00a0do", "ba"])
     assert one == same

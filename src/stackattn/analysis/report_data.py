@@ -287,7 +287,7 @@ def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
         "bottom": trace.BOTTOM,
         "bottomName": trace.BOTTOM_NAME,
         "hasStates": trace.HAS_STATES,
-        "depth": trace.depth if isinstance(trace, SuperpositionTrace) else None,
+        "depth": trace.limit if isinstance(trace, SuperpositionTrace) else None,
         "actionNames": list(trace.ACTIONS),
         "actions": [None] * first + _thousandths(trace.actions()[0]),
         "tops": _with_unread(trace.tops()[0], first),

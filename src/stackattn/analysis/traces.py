@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -43,6 +43,10 @@ class StackTrace(ABC):
     name: str
     first: int
     """Index of the token read at the first step: 0, or 1 if the model does not read BOS."""
+    steps: tuple[Tensor, ...]
+    """The tensors that the stack's operator takes, such as the log weights of push, replace and pop."""
+    limit: int | None = None
+    """The depth or the window of the stack; None: no limit."""
 
     KIND: ClassVar[str]
     """Name of the kind of stack, as in a layer specification."""
@@ -54,11 +58,6 @@ class StackTrace(ABC):
     """Meaning of that column."""
     HAS_STATES: ClassVar[bool]
     """Whether operations have states and stack symbols."""
-
-    @classmethod
-    @abstractmethod
-    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> StackTrace:
-        """Create a trace from the actions of a layer, the arguments of the stack's operator, and from its limit."""
 
     @abstractmethod
     def tops(self) -> Tensor:
@@ -101,19 +100,17 @@ class StackTrace(ABC):
 class SuperpositionTrace(StackTrace):
     """Trace of a superposition stack. A run is a list of independent actions; popping an empty stack has no effect."""
 
-    probabilities: Tensor  # (B, T, 3): push, no-op, pop
-    depth: int | None = None
-
     KIND: ClassVar[str] = SuperpositionStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
     BOTTOM: ClassVar[str] = "∅"
     BOTTOM_NAME: ClassVar[str] = "empty"
     HAS_STATES: ClassVar[bool] = False
 
-    @classmethod
-    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> SuperpositionTrace:
-        (probabilities,) = actions
-        return cls(name, first, probabilities, limit)
+    @property
+    def probabilities(self) -> Tensor:
+        """Probabilities of push, no-op and pop, (B, T, 3)."""
+        (probabilities,) = self.steps
+        return probabilities
 
     def tops(self) -> Tensor:
         weights = self._weights
@@ -127,11 +124,11 @@ class SuperpositionTrace(StackTrace):
 
     @cached_property
     def _weights(self) -> Tensor:
-        return superposition_weights(self.probabilities, depth=self.depth)  # (B, T, T)
+        return superposition_weights(self.probabilities, depth=self.limit)  # (B, T, T)
 
     @cached_property
     def _contents(self) -> Tensor:
-        return superposition_contents(self.probabilities, self.depth)
+        return superposition_contents(self.probabilities, self.limit)
 
     def log_totals(self) -> Tensor:
         return self.probabilities.new_zeros(len(self.probabilities))
@@ -149,27 +146,18 @@ class SuperpositionTrace(StackTrace):
         kinds = ("push", "replace", "pop")
         operations = tuple(_Action(kinds[a], 0, None if a == 2 else 0) for a in actions.tolist())
         log_weight = probabilities.gather(-1, actions[:, None]).log().sum().item()
-        return _ActionRun(operations, log_weight, self.depth)
+        return _ActionRun(operations, log_weight, self.limit)
 
 
 @dataclass(frozen=True)
 class NondeterministicTrace(StackTrace):
-    """Trace of a nondeterministic stack."""
-
-    transitions: tuple[Tensor, Tensor, Tensor]  # log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q)
-    window: int | None = None
-    """Number of steps after its push in which an element can be popped; None: no limit."""
+    """Trace of a nondeterministic stack; the steps are log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S) and (B,T,Q,S,Q)."""
 
     KIND: ClassVar[str] = NondeterministicStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "replace", "pop")
     BOTTOM: ClassVar[str] = "⊥"
     BOTTOM_NAME: ClassVar[str] = "bottom"
     HAS_STATES: ClassVar[bool] = True
-
-    @classmethod
-    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> NondeterministicTrace:
-        push, replace, pop = actions
-        return cls(name, first, (push, replace, pop), limit)
 
     def split_tops(self) -> Tensor:
         return self._weights
@@ -179,7 +167,7 @@ class NondeterministicTrace(StackTrace):
 
     def actions(self) -> Tensor:
         """Share of all runs up to a step whose last transition is of each kind."""
-        push, replace, _ = self.transitions
+        push, replace, _ = self.steps
         alpha, _ = self._alpha_and_contents
         before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
         pushed, replaced = ((log_sum(before + x, (2, 3, 4, 5)) - total).exp() for x in (push, replace))
@@ -196,7 +184,7 @@ class NondeterministicTrace(StackTrace):
 
     @cached_property
     def _weights(self) -> Tensor:
-        return nondeterministic_weights(*self.transitions, window=self.window)  # (B, T, T + 1, Q, S)
+        return nondeterministic_weights(*self.steps, window=self.limit)  # (B, T, T + 1, Q, S)
 
     @cached_property
     def _alpha_and_contents(self) -> tuple[Tensor, Tensor]:
@@ -204,42 +192,39 @@ class NondeterministicTrace(StackTrace):
 
         Both come from one chart, which is not kept because it is much larger.
         """
-        push, replace, _ = self.transitions
-        chart = log_chart(*self.transitions, log_sum, self.window)
+        push, replace, _ = self.steps
+        chart = log_chart(*self.steps, log_sum, self.limit)
         return chart.alpha, nondeterministic_contents(push, replace, chart)
 
     def best_runs(self) -> list[AutomatonRun]:
-        return best_runs(*self.transitions, window=self.window)
+        return best_runs(*self.steps, window=self.limit)
 
     def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
-        return sample_runs(*self.transitions, num_samples, generator=generator, window=self.window)
+        return sample_runs(*self.steps, num_samples, generator=generator, window=self.limit)
 
 
 @dataclass(frozen=True)
 class StratifiedTrace(SuperpositionTrace):
-    """Trace of a stratified stack: `contents` and `heights` are strengths.
+    """Trace of a stratified stack; the steps are strengths of push and pop (B, T), as are `contents` and `heights`.
 
     The stack itself has no runs. In those of the trace, a step pushes with probability `push` and otherwise pops with
     probability `pop`; the attention weights are not their mean.
     """
 
-    strengths: tuple[Tensor, Tensor] = field(kw_only=True)  # push and pop, (B, T) each
-
     KIND: ClassVar[str] = StratifiedStackAttention.kind
 
-    @classmethod
-    def from_actions(cls, name: str, first: int, actions: Sequence[Tensor], limit: int | None) -> StratifiedTrace:
-        push, pop = actions
-        shares = torch.stack([push, (1 - push) * (1 - pop), (1 - push) * pop], dim=-1)
-        return cls(name, first, shares, strengths=(push, pop))
+    @property
+    def probabilities(self) -> Tensor:
+        push, pop = self.steps
+        return torch.stack([push, (1 - push) * (1 - pop), (1 - push) * pop], dim=-1)
 
     @cached_property
     def _weights(self) -> Tensor:
-        return stratified_weights(*self.strengths)  # (B, T, T)
+        return stratified_weights(*self.steps)  # (B, T, T)
 
     @cached_property
     def _contents(self) -> Tensor:
-        return stratified_contents(*self.strengths)
+        return stratified_contents(*self.steps)
 
 
 TRACES: dict[str, type[StackTrace]] = {
@@ -327,8 +312,8 @@ def _trace_layers(model: nn.Module, *inputs: Any) -> tuple[Any, list[StackTrace]
             continue
         parts = [_exact(x) for x in actions[path]]
         for head, name in enumerate(_head_names(path, layer)):
-            of_head = [x if layer.heads == 1 else x[:, head] for x in parts]
-            traces.append(TRACES[layer.kind].from_actions(name, 0, of_head, layer.limit))
+            of_head = tuple(x if layer.heads == 1 else x[:, head] for x in parts)
+            traces.append(TRACES[layer.kind](name, 0, of_head, layer.limit))
     return output, traces
 
 
@@ -345,7 +330,7 @@ def _trace_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
         rows.append(model.stack.to_actions(state.hidden))
     logits = _exact(torch.stack(rows[1:], dim=1))  # (B, T, actions); BOS is not read
     actions, trace = model.stack.split_actions(logits), TRACES[model.stack.kind]
-    return [trace.from_actions(LSTM_STACK, 1, actions, model.stack.limit)]
+    return [trace(LSTM_STACK, 1, actions, model.stack.limit)]
 
 
 def _exact(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@
 - runs.py: single runs of the nondeterministic stack
 - reference.py: the paper's equations, literal and slow; the oracle of the tests
 - dispatch.py: the available backends, and which one to use
-- eager.py: whether tensors can go to the kernel without PyTorch's dispatcher
+- eager.py: calls of the kernel without PyTorch's dispatcher
 - registration.py: registration with PyTorch (autograd, torch.compile, vmap)
 - checks.py: validation of arguments; immediate.py: when values are checked
 - lengths.py: valid steps of padded sequences

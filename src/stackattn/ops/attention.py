@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from . import checks, dispatch
 from .cpp import network
-from .eager import is_forward_mode, is_plain
+from .eager import differentiable_gradients, is_forward_mode, is_plain
 from .keep_mask import draw_seed, keep_mask
 from .lengths import length_mask
 from .registration import NO_SECOND_DERIVATIVES, Operator
@@ -130,9 +130,7 @@ class _CausalAttention(torch.autograd.Function):
         packed, outputs, log_sums = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return network.attention_backward(grad, packed, outputs, log_sums, *ctx.rest), None, None, None, None
-        # A graph of the gradients is wanted, for a second derivative.
-        (result,) = torch.autograd.grad(_reference(packed, *ctx.rest), packed, grad, create_graph=True)
-        return result, None, None, None, None
+        return *differentiable_gradients(_reference(packed, *ctx.rest), (packed,), grad), None, None, None, None
 
 
 # For torch.compile. The seed is a tensor, so that each call of the compiled code draws a new one.

@@ -89,6 +89,12 @@ def check_same_batch(name: str, x: Tensor, state: Any) -> None:
         raise ValueError(f"{name}: expected device {state.device} like the state, got {x.device}")
 
 
+def check_same_automaton(name: str, steps: Tensor, num_states: int, num_symbols: int) -> None:
+    """Check that joined transitions (B, c, Q, S, Q S + Q S + Q) fit the automaton of a state."""
+    if (got := tuple(steps.shape[2:4])) != (num_states, num_symbols):
+        raise ValueError(f"{name}: expected {num_states} states and {num_symbols} symbols like the state, got {got}")
+
+
 # The following checks read values, so they are called inside the operators, which torch.compile does not trace.
 
 

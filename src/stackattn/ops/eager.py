@@ -1,8 +1,8 @@
-"""Whether tensors can go to the kernel directly, without PyTorch's dispatcher."""
+"""Calls of the kernel without PyTorch's dispatcher: whether they are possible, and their second derivatives."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -30,3 +30,13 @@ def is_plain(*tensors: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,
 def is_forward_mode() -> bool:
     """Whether forward-mode differentiation is active."""
     return forward_ad._current_level >= 0
+
+
+def differentiable_gradients(result: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
+    """Gradients of a backward pass that is itself differentiated, from a result computed in plain PyTorch.
+
+    None for inputs that do not require a gradient.
+    """
+    wanted = [x for x in inputs if x.requires_grad]
+    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
+    return [next(found) if x.requires_grad else None for x in inputs]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from .cpp import network
+from .eager import differentiable_gradients
 from .readings import nondeterministic_readings
 from .transitions import split_transitions
 
@@ -98,16 +99,9 @@ def superposition_reference(
     return _loop(inputs, weight_reading, weight_hidden, inputs.new_zeros(inputs.shape[0], m), act)
 
 
-def nondeterministic_reference(
-    inputs: Tensor,
-    weight_reading: Tensor,
-    weight_hidden: Tensor,
-    map: Tensor,
-    bias: Tensor,
-    bottom: Tensor,
-    num_states: int,
-) -> Tensor:
+def nondeterministic_reference(*tensors: Tensor, num_states: int) -> Tensor:
     """`nondeterministic_lstm` as a loop that computes the readings of all steps so far at each step, slow and exact."""
+    inputs, weight_reading, weight_hidden, map, bias, bottom = tensors
     Q, m = num_states, bottom.shape[0]
     S = weight_reading.shape[1] // (Q * m)
     values = bottom.expand(inputs.shape[0], 1, m)
@@ -175,14 +169,12 @@ class _LSTM(torch.autograd.Function):
         saved = ctx.saved_tensors
         arguments, (weight, choice, *made) = saved[: ctx.count], saved[ctx.count :]
         none = (None,) * (2 + len(made))
-        if torch.is_grad_enabled():  # a graph of the gradients is wanted, for a second derivative
+        if torch.is_grad_enabled():
             if ctx.automaton is None:
                 hidden = superposition_reference(*arguments)
             else:
-                hidden = nondeterministic_reference(*arguments, ctx.automaton[0])  # pyright: ignore[reportCallIssue]
-            wanted = [x for x in arguments if x.requires_grad]
-            found = iter(torch.autograd.grad(hidden, wanted, grad, create_graph=True))
-            return None, None, None, *(next(found) if x.requires_grad else None for x in arguments), *none
+                hidden = nondeterministic_reference(*arguments, num_states=ctx.automaton[0])
+            return None, None, None, *differentiable_gradients(hidden, arguments, grad), *none
         layout = ctx.layout
         inputs = made, weight.T.contiguous(), choice.T.contiguous(), layout.hidden_gradient(grad)
         if ctx.automaton is None:

@@ -34,6 +34,8 @@ class SuperpositionReadingState(TensorState):
         SuperpositionReadingState(batch_size=2, length=100, depth=64, device=cpu)
     """
 
+    LIMIT = "depth"
+
     def __init__(self, stack: Tensor, length: int, depth: int | None, backend: str):
         self._tensor = stack  # (B, height, m), the top first
         self._backend = backend
@@ -74,10 +76,6 @@ class SuperpositionReadingState(TensorState):
     def elements(self) -> Tensor:
         """The vectors on the stack, (B, height, m), the top first; zeros below the bottom of a shorter stack."""
         return self._tensor
-
-    def __repr__(self) -> str:
-        sizes = f"batch_size={self.batch_size}, length={self.length}, depth={self.depth}"
-        return f"{type(self).__name__}({sizes}, device={self.device})"
 
     def extend(
         self, actions: Tensor, values: Tensor, lengths: Tensor | None = None, *, starts: Tensor | None = None
@@ -142,6 +140,8 @@ class NondeterministicReadingState(TensorState):
         NondeterministicReadingState(batch_size=2, length=20, window=8, device=cpu)
     """
 
+    LIMIT = "window"
+
     def __init__(
         self,
         steps: Tensor,
@@ -188,10 +188,6 @@ class NondeterministicReadingState(TensorState):
         first = first_row(bottom, Q, S)
         return cls(steps, first, None, first, 0, window, sizes, backend)
 
-    def __repr__(self) -> str:
-        sizes = f"batch_size={self.batch_size}, length={self.length}, window={self.window}"
-        return f"{type(self).__name__}({sizes}, device={self.device})"
-
     def extend(
         self,
         log_push: Tensor,
@@ -234,9 +230,7 @@ class NondeterministicReadingState(TensorState):
         Q, S, m = self._sizes
         c = steps.shape[1]
         checks.check_same_batch("log_push", steps, self)
-        if steps.shape[2:4] != (Q, S):
-            got = tuple(steps.shape[2:4])
-            raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
+        checks.check_same_automaton("log_push", steps, Q, S)
         checks.check_values(values, steps, c)
         if values.shape[2] != m:
             raise ValueError(f"values: expected size {m} like the state, got {values.shape[2]}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import checks
 from .cpp import native
 from .dispatch import choose
-from .eager import is_plain
+from .eager import differentiable_gradients, is_plain
 from .lengths import without_padding
 from .memory import chart_memory
 from .nondeterministic import nondeterministic_weights
@@ -119,12 +119,9 @@ class _Readings(torch.autograd.Function):
         steps, values, kept = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return *native.readings_backward(grad, steps, values, ctx.lengths, kept), None, None
-        # A graph of the gradients is wanted, for a second derivative.
         transitions = split_transitions(steps)
         readings = nondeterministic_readings(*transitions, values, ctx.lengths, backend="reference")
-        wanted = [x for x in (steps, values) if x.requires_grad]
-        found = iter(torch.autograd.grad(readings, wanted, grad, create_graph=True))
-        return *(next(found) if x.requires_grad else None for x in (steps, values)), None, None
+        return *differentiable_gradients(readings, (steps, values), grad), None, None
 
 
 # For torch.compile and torch.func. Charts are not kept.

@@ -8,7 +8,7 @@ handles branches, losses on a prefix and repeated backward passes.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,18 +17,19 @@ from torch import Tensor
 
 from . import checks
 from .cpp import native
-from .dispatch import choose, choose_for_state
+from .dispatch import choose_for_state
 from .extension import Buffer, Extension, extend, same_place, with_idle_steps
 from .immediate import immediate_checks
 from .lengths import length_mask
 from .nondeterministic import nondeterministic_weights
 from .pytorch.columns import Layout
+from .tensor_state import TensorState
 from .transitions import History, join_transitions, split_transitions
 
 Self = TypeVar("Self", bound="_State")
 
 
-class _State(ABC):
+class _State(TensorState):
     """Base class of both stacks' states."""
 
     def __init__(
@@ -41,37 +42,16 @@ class _State(ABC):
         self._history = history  # of a nondeterministic stack with at least one step
         self.length = length
 
-    @property
-    def batch_size(self) -> int:
-        return self._tensor.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self._tensor.device
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(batch_size={self.batch_size}, length={self.length}, device={self.device})"
-
     def reorder(self: Self, index: Tensor) -> Self:
         """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""
-        index = checks.check_index(index, self)
         if self._tensor.requires_grad and torch.is_grad_enabled():
-            return self.map(lambda x: x.index_select(0, index))
+            return super().reorder(index)
+        index = checks.check_index(index, self)
         # Copied into a buffer with room for a few more steps: beam search extends and reorders again.
         size, data = self._tensor.shape[1], self._empty_data(len(index), self.length + 8)
         torch.index_select(self._tensor.detach(), 0, index, out=data[:, :size])
         buffer = Buffer(data, min(self.length, self._buffer.filled))
         return self._moved(data[:, :size], buffer, lambda x: x.index_select(0, index))
-
-    def detach(self: Self) -> Self:
-        """The same state, detached from the autograd graph."""
-        return self.map(torch.Tensor.detach)
-
-    def to(self: Self, device: torch.device | str) -> Self:
-        """The same state on another device."""
-        moved = self.map(lambda x: x.to(device))
-        moved._backend = choose("auto", moved.device) if moved.device != self.device else self._backend
-        return moved
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same state with `function` applied to each of its tensors. Their first axis is the batch."""
@@ -242,9 +222,7 @@ class NondeterministicState(_State):
         """Like `extend`, from the result of `join_transitions`. The state keeps the tensor: do not modify it."""
         Q, S = self._layout
         checks.check_same_batch("log_push", rows, self)
-        if rows.shape[2:] != (Q, S, 2 * Q * S + Q):
-            got = tuple(rows.shape[2:4])
-            raise ValueError(f"log_push: expected {Q} states and {S} symbols like the state, got {got}")
+        checks.check_same_automaton("log_push", rows, Q, S)
         lengths = checks.copy_lengths(lengths, rows.shape[1])
         if self._backend != "cpp":
             self._check_numbers(rows, lengths)

@@ -117,9 +117,6 @@ class StratifiedState(TensorState):
         checks.check_count("batch_size", batch_size, least=0)
         return cls(torch.zeros(batch_size, 0, dtype=torch.float64, device=device), 0)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(batch_size={self.batch_size}, length={self.length}, device={self.device})"
-
     def map(self, function: Callable[[Tensor], Tensor]) -> StratifiedState:
         """The same state with `function` applied to its tensor. The first axis is the batch."""
         return type(self)(function(self._tensor), self.length)

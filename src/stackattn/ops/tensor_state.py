@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ Self = TypeVar("Self", bound="TensorState")
 
 class TensorState(ABC):
     """The methods that all immutable states share."""
+
+    LIMIT: ClassVar[str | None] = None
+    """Name of the attribute that limits the size of the state."""
 
     length: int
     """Number of steps so far; of the longest sequence, if `lengths` were given."""
@@ -35,6 +38,10 @@ class TensorState(ABC):
     @property
     def device(self) -> torch.device:
         return self._tensor.device
+
+    def __repr__(self) -> str:
+        limit = "" if self.LIMIT is None else f", {self.LIMIT}={getattr(self, self.LIMIT)}"
+        return f"{type(self).__name__}(batch_size={self.batch_size}, length={self.length}{limit}, device={self.device})"
 
     def reorder(self: Self, index: Tensor) -> Self:
         """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import checks
 from .cpp import native
-from .eager import is_plain
+from .eager import differentiable_gradients, is_plain
 from .pytorch import vectors as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
 
@@ -82,11 +82,8 @@ class _Read(torch.autograd.Function):
         if not torch.is_grad_enabled():
             found = native.vectors_backward(grad, actions, values, stack, ctx.lengths, ctx.depth)
             return *found, None, None, None
-        # A graph of the gradients is wanted, for a second derivative.
         result = torch_backend.forward(actions, values, stack, ctx.lengths, ctx.depth, ctx.with_stack)
-        wanted = [x for x in tensors if x.requires_grad]
-        found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
-        return *(next(found) if x.requires_grad else None for x in tensors), None, None, None
+        return *differentiable_gradients(result, tensors, grad), None, None, None
 
 
 _op = Operator(

@@ -22,10 +22,10 @@ from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.packing import Pieces, cut_into_pieces
 from ..text.subject_verb import minimal_pairs
 from ..text.vocabulary import Vocabulary
-from .experiment import config_of, in_section, model_folder, perplexity
+from .experiment import config_of, model_folder, perplexity
 from .processes import find_device
 from .run import TrainingRun
-from .sentences import IGNORED, SentenceDataOptions, SentenceTask, SentenceTraining
+from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
 EVALUATION_TOKENS = 2048  # tokens per batch in evaluation
 
@@ -84,27 +84,22 @@ class LMTraining(SentenceTraining):
 
 
 @dataclass(frozen=True)
-class LMConfig:
+class LMConfig(SentenceConfig):
     """Configuration of `stackattn lm`: the corpus, the model and the training options."""
+
+    MODEL = TransformerLM
 
     data: LMDataOptions
     model: LMArchitecture = field(default_factory=LMArchitecture, metadata=kinds(transformer=LMArchitecture))
     training: LMTraining = field(default_factory=LMTraining)
 
-    def make(self) -> tuple[LMTask, TransformerLM]:
-        task = in_section("data", LMTask, self.data)
-        return task, in_section("model", build_lm_model, self, task.tokenizer)
+    def make_task(self) -> LMTask:
+        return LMTask(self.data)
 
     def redraw(self, seed: int) -> LMConfig:
         """Return the configuration with a batch size drawn from `batch_tokens_range`; the corpus stays the same."""
         tokens = random.Random(seed).randint(*self.data.batch_tokens_range)
         return replace(self, data=replace(self.data, batch_tokens=tokens))
-
-
-def build_lm_model(config: LMConfig, vocabulary: Vocabulary) -> TransformerLM:
-    """Return the untrained model of a configuration."""
-    torch.manual_seed(config.training.init_seed)
-    return TransformerLM(config.model.for_vocabulary(vocabulary.input_size, vocabulary.output_size))
 
 
 class LMTask(SentenceTask):

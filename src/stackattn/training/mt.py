@@ -16,8 +16,8 @@ from ..models import Seq2SeqArchitecture, Seq2SeqTransformer
 from ..text.batching import pad, token_batches
 from ..text.bitext_corpus import BitextCorpus
 from ..text.pieces import PieceTokenizer
-from .experiment import config_of, in_section, perplexity
-from .sentences import IGNORED, SentenceDataOptions, SentenceTask, SentenceTraining
+from .experiment import config_of, perplexity
+from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,21 @@ class MTTraining(SentenceTraining):
 
 
 @dataclass(frozen=True)
-class MTConfig:
+class MTConfig(SentenceConfig):
     """Configuration of `stackattn mt`: the corpus, the model and the training options."""
+
+    MODEL = Seq2SeqTransformer
 
     data: MTDataOptions
     model: Seq2SeqArchitecture = field(default_factory=Seq2SeqArchitecture)
     training: MTTraining = field(default_factory=MTTraining)
 
-    def make(self) -> tuple[MTTask, Seq2SeqTransformer]:
-        task = in_section("data", MTTask, self.data)
-        return task, in_section("model", build_mt_model, self, task.tokenizer)
+    def make_task(self) -> MTTask:
+        return MTTask(self.data)
 
     def redraw(self, seed: int) -> MTConfig:
         """Return the configuration unchanged: nothing is drawn besides the batch order, which has its own seed."""
         return self
-
-
-def build_mt_model(config: MTConfig, tokenizer: PieceTokenizer) -> Seq2SeqTransformer:
-    """Return the untrained model of a configuration."""
-    torch.manual_seed(config.training.init_seed)
-    return Seq2SeqTransformer(config.model.for_vocabulary(tokenizer.input_size, tokenizer.output_size))
 
 
 class Pairs:

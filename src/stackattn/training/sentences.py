@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from ..config import require
 from ..models.saving import save
 from ..text.corpus import REPORT, Corpus, Tokenizer
+from .experiment import in_section
 from .options import TrainingConfig
 
 IGNORED = -100  # the target of padding
@@ -43,6 +45,29 @@ class SentenceTraining(TrainingConfig):
     lr_factor: float = 0.5
     lr_patience: int = 2
     stop_patience: int = 4
+
+
+class SentenceConfig:
+    """Base class of the configurations: how the task and its model are made."""
+
+    MODEL: ClassVar[type[nn.Module]]
+
+    data: Any
+    model: Any
+    training: SentenceTraining
+
+    def make_task(self) -> SentenceTask:
+        raise NotImplementedError
+
+    def make(self) -> tuple[SentenceTask, nn.Module]:
+        """Return the task and an untrained model."""
+        task = in_section("data", self.make_task)
+        return task, in_section("model", self.build_model, task.tokenizer)
+
+    def build_model(self, tokenizer: Tokenizer) -> nn.Module:
+        """Return the untrained model for a tokenizer."""
+        torch.manual_seed(self.training.init_seed)
+        return self.MODEL(self.model.for_vocabulary(tokenizer.input_size, tokenizer.output_size))
 
 
 class SentenceTask:

@@ -87,6 +87,46 @@ class InsertedStack(nn.Module):
         return x + self.attention(self.norm(x), past_key_values, attention_mask)[0]
 
 
+class WithInsertedStacks(nn.Module):
+    """Mixin of a model's own layer class: a layer that inserted stacks follow."""
+
+    def __init__(self, config: Any, layer_idx: int, inserted: list[InsertedStack]):
+        super().__init__(config, layer_idx)
+        self.inserted = nn.ModuleList(inserted)
+
+    def add_stacks(self, x: Tensor, past_key_values: Cache | None, attention_mask: Tensor | None) -> Tensor:
+        """Apply the stacks to the layer's output (B, T, d_model)."""
+        for stack in self.inserted:
+            x = stack(x, past_key_values, attention_mask)
+        return x
+
+
+def place_stacks(
+    config: Any,
+    layers: nn.ModuleList,
+    layer_class: type[WithInsertedStacks],
+    attention: str,
+    d_model: int,
+    dropout: float,
+    make_norm: Callable[[], nn.Module],
+) -> None:
+    """Give a model the stacks of its configuration.
+
+    Args:
+        config: a configuration with `stack_layers` and `inserted_stacks`.
+        layers: the model's layers.
+        layer_class: class of the layers that inserted stacks follow.
+        attention: name of the attention in a layer.
+        d_model: size of inputs and outputs.
+        dropout: dropout rate of the outputs of the stacks.
+        make_norm: makes the norm before an inserted stack.
+    """
+    for i, inserted in build_inserted(config.inserted_stacks, len(layers), d_model, dropout, make_norm):
+        layers[i] = layer_class(config, i, inserted)
+    for i, stack in replaced_attention(config.stack_layers, len(layers), d_model, dropout):
+        setattr(layers[i], attention, stack)
+
+
 def replaced_attention(layers: str | None, count: int, d_model: int, dropout: float) -> Iterator[tuple[int, nn.Module]]:
     """The indices of the layers that `stack_layers` gives a stack, with their new attention.
 

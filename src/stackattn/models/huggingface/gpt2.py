@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Block, GPT2PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import InsertedStack, NoWeights, build_inserted, replaced_attention
+from .attention import NoWeights, WithInsertedStacks, place_stacks
 from .pretrained import StackPreTrainedModel
 
 
@@ -26,12 +26,8 @@ class StackGPT2Config(GPT2Config):
     sixth of 12 layers. Numbers are the model's own layers. None: no added stacks."""
 
 
-class StackGPT2Block(GPT2Block):
+class StackGPT2Block(WithInsertedStacks, GPT2Block):
     """A layer of GPT-2, followed by inserted stacks."""
-
-    def __init__(self, config: StackGPT2Config, layer_idx: int, inserted: list[InsertedStack]):
-        super().__init__(config, layer_idx)
-        self.inserted = nn.ModuleList(inserted)
 
     def forward(
         self,
@@ -43,9 +39,7 @@ class StackGPT2Block(GPT2Block):
     ) -> Tensor:
         """(B, T, d_model) -> (B, T, d_model)"""
         hidden_states = super().forward(hidden_states, past_key_values, attention_mask, *args, **kwargs)
-        for stack in self.inserted:
-            hidden_states = stack(hidden_states, past_key_values, attention_mask)
-        return hidden_states
+        return self.add_stacks(hidden_states, past_key_values, attention_mask)
 
 
 class _StackGPT2(StackPreTrainedModel, GPT2PreTrainedModel):
@@ -70,15 +64,11 @@ class StackGPT2Model(_StackGPT2, GPT2Model):
 
     def __init__(self, config: StackGPT2Config):
         super().__init__(config)
-        sizes = (config.n_layer, config.n_embd, config.resid_pdrop)
 
         def norm() -> nn.Module:
             return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
-        for i, inserted in build_inserted(config.inserted_stacks, *sizes, norm):
-            self.h[i] = StackGPT2Block(config, i, inserted)
-        for i, attention in replaced_attention(config.stack_layers, *sizes):
-            self.h[i].attn = attention
+        place_stacks(config, self.h, StackGPT2Block, "attn", config.n_embd, config.resid_pdrop, norm)
         self.post_init()
 
 

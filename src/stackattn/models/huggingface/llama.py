@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import InsertedStack, NoWeights, build_inserted, replaced_attention
+from .attention import NoWeights, WithInsertedStacks, place_stacks
 from .pretrained import StackPreTrainedModel
 
 
@@ -32,12 +32,8 @@ class StackLlamaConfig(LlamaConfig):
     eighth of 16 layers. Numbers are the model's own layers. None: no added stacks."""
 
 
-class StackLlamaDecoderLayer(LlamaDecoderLayer):
+class StackLlamaDecoderLayer(WithInsertedStacks, LlamaDecoderLayer):
     """A layer of Llama, followed by inserted stacks."""
-
-    def __init__(self, config: StackLlamaConfig, layer_idx: int, inserted: list[InsertedStack]):
-        super().__init__(config, layer_idx)
-        self.inserted = nn.ModuleList(inserted)
 
     def forward(
         self,
@@ -49,9 +45,7 @@ class StackLlamaDecoderLayer(LlamaDecoderLayer):
     ) -> Tensor:
         """(B, T, d_model) -> (B, T, d_model)"""
         hidden_states = super().forward(hidden_states, attention_mask, position_ids, past_key_values, **kwargs)
-        for stack in self.inserted:
-            hidden_states = stack(hidden_states, past_key_values, attention_mask)
-        return hidden_states
+        return self.add_stacks(hidden_states, past_key_values, attention_mask)
 
 
 class _StackLlama(StackPreTrainedModel, LlamaPreTrainedModel):
@@ -75,15 +69,11 @@ class StackLlamaModel(_StackLlama, LlamaModel):
 
     def __init__(self, config: StackLlamaConfig):
         super().__init__(config)
-        sizes = (config.num_hidden_layers, config.hidden_size, 0.0)
 
         def norm() -> nn.Module:
             return LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-        for i, inserted in build_inserted(config.inserted_stacks, *sizes, norm):
-            self.layers[i] = StackLlamaDecoderLayer(config, i, inserted)
-        for i, attention in replaced_attention(config.stack_layers, *sizes):
-            self.layers[i].self_attn = attention
+        place_stacks(config, self.layers, StackLlamaDecoderLayer, "self_attn", config.hidden_size, 0.0, norm)
         self.post_init()
 
 
