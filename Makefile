@@ -11,15 +11,24 @@ PYTEST := $(BIN)/python -m pytest -n $(shell $(PYTHON) -c "import os; print(os.c
 
 KERNEL := $(wildcard src/stackattn/ops/cpp/kernel/*)
 
-.PHONY: demo test test-fast docs triton sanitize drills lint format bench clean
+.PHONY: demo test test-fast ci-full docs triton sanitize drills lint format bench clean
 demo: $(VENV)/installed-plot
 	$(BIN)/stackattn demo
 
 test: $(VENV)/installed-dev
-	$(PYTEST)
+	$(PYTEST) -m "not full"
 
 test-fast: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"
+
+# What `.ci/run` checks, and all that takes longer: hours. Needs SLURM (apt install slurm-wlm munge).
+ci-full: $(VENV)/installed-dev
+	.ci/run
+	$(PYTEST) -m full
+	$(MAKE) triton ARGS="3.7.0 3.9.0"
+	$(MAKE) sanitize
+	$(MAKE) drills
+	$(BIN)/python tests/slurm/run.py
 
 # The documentation site; executes the tutorial. Needs Python 3.11 or later.
 docs: $(VENV)/installed-dev $(VENV)/installed-docs-requirements

@@ -46,6 +46,7 @@ def test_traced(name):
     compare(make(name).rows(3), "aot_eager", (4, torch.tensor([4, 3, 1])))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "build", [lambda: lm("nondeterministic-1-2-2"), lambda: lstm("superposition-2")], ids=["Tf+Nd", "LSTM+Sup"]
 )

@@ -1,4 +1,4 @@
-"""Independent ways to the same weights, for tests to compare with: enumeration of all runs, Python lists, log space."""
+"""Independent implementations to compare with: enumeration of all runs, Python lists, and a chart in log space."""
 
 import math
 from collections import defaultdict
@@ -19,9 +19,9 @@ Configuration = tuple[
 
 
 def relative_error(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
-    """max|a - b| / max|b|, b being the one to trust; nan if either has one.
+    """max|a - b| / max|b|, where b is the expected tensor; nan if either contains nan.
 
-    `floor` stands in for a smaller max|b|: gradients of hard weights vanish (e^-100), and rounding is all that is left.
+    `floor` replaces a smaller max|b|: gradients of hard weights vanish (e^-100), so that only rounding errors are left.
     """
     if a.shape != b.shape:
         raise ValueError(f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
@@ -34,7 +34,7 @@ def relative_error(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
 def with_gradients(
     function: Callable[..., Tensor], inputs: Iterable[Tensor], upstream: Tensor | None = None
 ) -> list[Tensor]:
-    """[function(*inputs), and the gradient of sum(upstream * it) for each input]. The default upstream is fixed."""
+    """[function(*inputs), and the gradient of sum(upstream * result) for each input]. The default upstream is fixed."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     output = function(*leaves)
     if output.numel() == 0:
@@ -75,10 +75,10 @@ def random_transitions(
 def decoy(
     T: int = 8, deeper: float = 0.0, Q: int = 1, dtype: torch.dtype = torch.float64
 ) -> tuple[Transitions, Tensor]:
-    """A run of weight 1 that dies at the last step, hiding one of weight e^-700 and one of e^-712; and the weights.
+    """A run of weight 1 that ends at the last step and hides two runs of weights e^-700 and e^-712; and the result.
 
-    The hidden runs part at step 0: the heavier pushes, the lighter replaces the bottom symbol. `deeper` is taken off
-    both of their logs. T >= 2.
+    The hidden runs differ at step 0: the heavier one pushes, the lighter one replaces the bottom symbol. `deeper` is
+    subtracted from both of their log weights. T >= 2.
     """
     S = 3
     push, replace, pop = (torch.full(shape, -torch.inf, dtype=dtype) for shape in _shapes(1, T, Q, S))
@@ -150,7 +150,7 @@ def flat_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> 
 
 
 def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, window: int | None = None) -> Tensor:
-    """Weights (B, T, T+1, Q, S) by adding up every run, a Python list being the stack. T <= 5, Q and S <= 3."""
+    """Weights (B, T, T+1, Q, S) as sums over all runs, with a Python list as the stack. T <= 5, Q and S <= 3."""
     B, T, Q, S = log_push.shape[:4]
     flat = flat_transitions(log_push, log_replace, log_pop)
     rows = [flat.new_zeros(B, 0, T + 1, Q, S)]
@@ -180,7 +180,7 @@ def enumerate_runs(
 
 
 def enumerate_superposition_weights(actions: Tensor) -> Tensor:
-    """Weights (B, T, T) by adding up all 3^T runs; popping an empty stack leaves it empty. T <= 8.
+    """Weights (B, T, T) as sums over all 3^T runs; popping an empty stack leaves it empty. T <= 8.
 
     In the paper's recurrence a push is worth push_t whatever came before it. So that the sum agrees for actions that do
     not sum to 1, as derivatives need, the steps before the push of the element on top count as probabilities.
@@ -235,7 +235,7 @@ def hard_transitions(steps: list[Step], Q: int, S: int, dtype: torch.dtype = tor
 
 
 def list_stack_weights(steps: list[Step], Q: int, S: int) -> Tensor:
-    """Weights (1, T, T+1, Q, S) of one certain run: a Python list is the stack."""
+    """Weights (1, T, T+1, Q, S) of the only run, with a Python list as the stack."""
     weights = torch.zeros(1, len(steps), len(steps) + 1, Q, S, dtype=torch.float64)
     stack = [(-1, 0)]  # (step of the push, symbol)
     for t, (kind, r, y) in enumerate(steps):
@@ -275,7 +275,7 @@ def _list_tops(kinds: Iterable[str]) -> list[int | None]:
 
 
 def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
-    """Weights (B, T, T+1, Q, S) by the chart in log space, for any scale of logits, with -inf, T up to some hundred.
+    """Weights (B, T, T+1, Q, S) by the chart in log space, for any scale of logits, with -inf, T up to a few hundred.
 
     Differentiable once; every row is recomputed in the backward pass, so memory grows as T^2.
     """
@@ -348,7 +348,7 @@ def _safe_logsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 class _LogSumExp(torch.autograd.Function):
-    """logsumexp whose gradient is each term's share of the sum, and zero where the sum is of nothing."""
+    """logsumexp whose gradient is each term's share of the sum, and zero for an empty sum."""
 
     @staticmethod
     def forward(ctx, x, dim):

@@ -1,4 +1,4 @@
-"""Both stacks behind one interface, so that one test serves both."""
+"""A common interface of both stacks, for tests that apply to both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -67,7 +67,7 @@ def test_compile_with_the_default_compiler(stack):
 @all_stacks
 @pytest.mark.parametrize("nested", [False, True])
 def test_vmap(stack, nested, backend):
-    """Over an extra axis anywhere, for all arguments or some; lengths go with it or not."""
+    """Over an extra axis at any position, of all arguments or some, with and without lengths."""
     run = stack.operator
     inputs = [x.unflatten(0, (2, 3)) for x in stack.inputs(6, 5)]
     lengths = torch.tensor([[5, 0, 3], [1, 2, 4]])
@@ -107,7 +107,7 @@ def test_gradients_through_vmap(stack, backend):
 @both
 @all_stacks
 def test_vmap_over_some_arguments(stack, backend):
-    """What is not mapped over is the same for all."""
+    """Arguments that are not mapped over are shared."""
     inputs = stack.inputs(3, 5)
     first = torch.stack([inputs[0], inputs[0].flip(0)])
     in_dims = (0, *(None for _ in inputs[1:]))
@@ -161,7 +161,7 @@ def test_second_functional_gradients_raise(stack, backend):
 
 @pytest.mark.parametrize("stack", [x for x in STACKS if not isinstance(x, Superposition)])
 def test_backward_without_the_memory_of_the_forward_pass(stack):
-    """Under vmap the charts are not kept, but filled again."""
+    """Under vmap the charts are not kept and are computed again."""
     inputs = stack.inputs(2, 5)
     weights, memory = torch.ops.stackattn.nondeterministic_weights(*inputs, None, "torch")
     backward = torch.ops.stackattn.nondeterministic_weights_backward

@@ -1,4 +1,4 @@
-"""Bad arguments: the message names the argument, what was expected and what came."""
+"""Invalid arguments: the message names the argument, what was expected and what was found."""
 
 import re
 
@@ -119,14 +119,14 @@ WAYS = [(by_operator, backend) for backend in BACKENDS] + [(by_state, backend) f
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_bad_numbers(stack, number, way, backend):
-    """nan and inf inside the lengths, in whichever argument, are found and named."""
+    """nan and inf inside the lengths, in any argument, are reported."""
     lengths = torch.tensor([5, 3, 0])
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for n, name in enumerate(stack.names):
             inputs = stack.inputs(3, 5, dtype=dtype)
             inputs[n].flatten(2)[1, 2, -1] = number
             if number == -torch.inf and isinstance(stack, Nondeterministic):
-                assert way(stack, backend, inputs, lengths).isfinite().all()  # forbidden, which is fine
+                assert way(stack, backend, inputs, lengths).isfinite().all()  # forbids a transition, which is valid
                 continue
             expected = "finite numbers" + (" or -inf" if isinstance(stack, Nondeterministic) else "")
             with pytest.raises(ValueError, match=rf"{name}: expected {expected}, got .* in sequence 1 at step 2"):
@@ -135,7 +135,7 @@ def test_bad_numbers(stack, number, way, backend):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_same_words_everywhere(stack):
-    """Of several bad numbers, the first is named."""
+    """Of several invalid numbers, the first one is reported."""
     inputs = stack.inputs(3, 6)
     for x in inputs:
         x[2, 4:] = torch.nan
@@ -148,7 +148,7 @@ def test_the_same_words_everywhere(stack):
 
 
 def test_meta_tensors_have_shapes_only():
-    """What torch.compile relies on: no numbers are looked at."""
+    """The fake implementations, which torch.compile uses, do not read values."""
     lengths = torch.tensor([1, 2], device="meta")
     assert Superposition().operator(ACTIONS.to("meta"), lengths).shape == (B, T, T)
     inputs = (x.to("meta") for x in (PUSH, PUSH, POP))

@@ -1,4 +1,4 @@
-"""What callers do to tensors that they think are theirs: views, threads, buffers used again, masks of any size."""
+"""What callers may do to their tensors: views, threads, reused buffers, masks of any size."""
 
 import threading
 from functools import partial

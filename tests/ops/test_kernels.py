@@ -1,4 +1,4 @@
-"""The kernel is compiled once for each instruction set; the tests elsewhere see only the best one that runs here."""
+"""The kernel is compiled once for each instruction set; all other tests use the best variant for this processor."""
 
 import os
 import re
@@ -12,13 +12,13 @@ HERE = Path(__file__).parent
 
 
 def python(*arguments, **environment):
-    # Fresh memory of the C++ code holds 0x7f7f7f... = 1.4e306, of which no sum or product goes unnoticed.
+    # Uninitialised memory of the C++ code holds 0x7f7f7f... = 1.4e306, which changes any result that it enters.
     environment = {**os.environ, "MALLOC_PERTURB_": "128", "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=HERE)
 
 
 def variants():
-    """Those that this processor runs, as the kernel names them."""
+    """Names of the variants that this processor can run, the best first."""
     refusal = python("-c", "from stackattn.ops.cpp import _kernel", STACKATTN_KERNEL="abacus").stderr
     return re.search(r"STACKATTN_KERNEL: expected one of (.*) on this processor, got abacus", refusal)[1].split(", ")
 
@@ -34,9 +34,9 @@ def test_portable_is_always_there_and_the_best_is_taken():
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
 def test_every_variant(variant):
-    """The fast tests of the kernel, once more."""
-    if variant not in variants():
-        pytest.skip("not on this processor")
+    """Repeat the fast tests of the kernel. All other tests use the best variant, so it is skipped."""
+    if variant not in variants()[1:]:
+        pytest.skip("the best variant here, or not on this processor")
     run = python("-c", "from stackattn.ops.cpp import _kernel; print(_kernel.name())", STACKATTN_KERNEL=variant)
     assert run.stdout == f"kernel_{variant}\n"
     files = [
@@ -72,9 +72,9 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+@pytest.mark.skipif(sys.platform != "linux", reason="sets a limit on memory in the way of Linux")
 def test_too_little_memory_is_an_error():
-    """Not the end of the process; and afterwards the kernel works as before."""
+    """The process does not end, and the kernel works afterwards."""
     program = """
 import resource, torch, stackattn
 actions = torch.full((2, 6000, 3), 1 / 3)

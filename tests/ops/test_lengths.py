@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one batch: what lies beyond a length is not there."""
+"""Sequences of different lengths in one batch: steps beyond a length are ignored."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def with_garbage(x):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
 def test_garbage_beyond_the_lengths(stack, backend):
-    """Also in the upstream gradient. Rows and gradients there are zero, all others what they are without it."""
+    """Padding in inputs and upstream gradient changes no other row; rows and gradients of the padding are zero."""
     inputs = stack.inputs(len(LENGTHS), T)
     weights = operator(stack, "cpp")(*inputs)
     upstream = with_garbage(torch.randn(weights.shape, generator=seeded(), dtype=torch.float64))

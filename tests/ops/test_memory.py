@@ -133,7 +133,7 @@ def test_the_kernel_refuses_a_wrong_number_of_steps(function, before):
 
 
 def test_the_checks_survive_optimisation():
-    """They are no assertions: `python -O` keeps them."""
+    """The checks are not assertions, so `python -O` keeps them."""
     program = """
 import torch
 from torch.utils.dlpack import to_dlpack
@@ -192,7 +192,7 @@ def test_states_read_negated_views(stack, dtype, backend):
 
 
 class Passed(torch.autograd.Function):
-    """The identity, whose gradient is a view of what it should be."""
+    """The identity, whose gradient is a view of the upstream gradient."""
 
     @staticmethod
     def forward(ctx, x, view):

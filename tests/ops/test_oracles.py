@@ -1,4 +1,4 @@
-"""The oracles against each other: a judge is judged first."""
+"""The oracles against each other."""
 
 import math
 
@@ -91,7 +91,7 @@ def _check_invariants(weights, gradients):
 @pytest.mark.parametrize("T", [2, 3, 5, 12])
 @pytest.mark.parametrize("deeper", [0, 2000])
 def test_decoy(T, deeper):
-    """Both hidden runs are there to the last digit, and a log weight's gradient is that of a sigmoid of 12."""
+    """Both hidden runs are exact, and the gradient of a log weight is that of a sigmoid at 12."""
     inputs, expected = oracles.decoy(T, deeper, Q=2)
     slope = 1 / (2 + math.exp(12) + math.exp(-12))
     upstream = torch.zeros_like(expected)

@@ -1,4 +1,4 @@
-"""What holds for every stack, whatever its transitions."""
+"""Properties that hold for all transitions."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_sequences_of_a_batch_are_independent(stack, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [s for s in (*STACKS, *HARD_STACKS) if isinstance(s, Nondeterministic)])
 def test_gradients_of_a_step_add_up_to_zero(stack, backend):
-    """A constant per step changes nothing; and what the first step could pop is the bottom."""
+    """A constant added to a step changes nothing, and the first step can only pop the bottom."""
     _, *gradients = with_gradients(operator(stack, backend), stack.inputs(2, 8 if backend == "reference" else 20))
     size = max(x.abs().max() for x in gradients)
     assert size > 1e-4

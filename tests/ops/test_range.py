@@ -1,4 +1,4 @@
-"""Logits of any size: right, or zero where nothing is left, but never finite and wrong."""
+"""Logits of any size: the results are correct, or zero if no run is left."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ STACK = Nondeterministic(2, 3)
 
 @cache
 def random_case(*arguments, tied=False):
-    """Inputs, and what the log-space oracle makes of them."""
+    """Inputs, and the results of the log-space oracle."""
     inputs = random_transitions(*arguments[:6], seeded(), *arguments[6:], tied=tied)
     return inputs, with_gradients(log_space_weights, [x.double() for x in inputs])
 
@@ -21,7 +21,7 @@ def random_case(*arguments, tied=False):
 @pytest.mark.parametrize("scale", [1, 10, 100, 1000])
 @pytest.mark.parametrize("forbidden", [0, 0.5])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("T", "Q", "S"), [(12, 2, 3), pytest.param(60, 3, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("T", "Q", "S"), [(12, 2, 3), pytest.param(40, 3, 3, marks=pytest.mark.slow)])
 def test_logits_of_any_scale(T, Q, S, scale, forbidden, tied, backend):
     inputs, expected = random_case(1, T, Q, S, scale, forbidden, tied=tied)
     # Where one run has nearly all the weight, gradients are differences of nearly equal numbers.
@@ -30,7 +30,9 @@ def test_logits_of_any_scale(T, Q, S, scale, forbidden, tied, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("T", "Q", "S", "backend"), [(100, 2, 3, "torch"), (100, 2, 3, "cpp"), (300, 1, 2, "torch"), (300, 2, 1, "cpp")]
+    ("T", "Q", "S", "backend"),
+    [(100, 2, 3, "torch"), (100, 2, 3, "cpp")]
+    + [pytest.param(*case, marks=pytest.mark.full) for case in [(300, 1, 2, "torch"), (300, 2, 1, "cpp")]],
 )
 @pytest.mark.parametrize("scale", [1, 1000])
 def test_long_sequences(T, Q, S, scale, backend):
@@ -65,7 +67,7 @@ def test_rows_sum_to_one_for_large_logits(size, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("deeper", [1e12, 1e30])
 def test_logits_far_below_the_largest_of_their_step_are_zero(deeper, backend):
-    """All runs are below the transitions of a state that none of them is in."""
+    """The log weights of all runs are far below those of the transitions from a state that no run reaches."""
     inputs = [torch.zeros_like(x) for x in STACK.inputs(1, 5)]
     for x in inputs[:2]:
         x[:, :, :, :, 1] = -torch.inf
@@ -80,7 +82,7 @@ def test_logits_far_below_the_largest_of_their_step_are_zero(deeper, backend):
 @pytest.mark.parametrize("deeper", [-200.0, 0.0, 35.0, 5000.0])
 @pytest.mark.parametrize(("T", "Q"), [(2, 1), (5, 2), (12, 1)])
 def test_decoy(T, Q, deeper, backend):
-    """A run of weight 1 dies at the end. The runs that it hid vanish from plain doubles long before: from e^-745 on."""
+    """A run of weight 1 ends at the last step. Relative to it, the other runs underflow in float64 (below e^-745)."""
     inputs, weights = decoy(T, deeper, Q)
     found = results(inputs, backend)
     assert_close(found[:1], [weights], 1e-7)
@@ -89,15 +91,15 @@ def test_decoy(T, Q, deeper, backend):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("deeper", [1e6, 1e9])
-def test_decoy_in_the_abyss(deeper, backend):
-    """Exponents have as many digits as they need; of a logit of 1e9 itself, a double keeps seven behind the point."""
+def test_decoy_with_very_small_weights(deeper, backend):
+    """Exponents are exact; a logit of 1e9 itself has only seven decimal places in float64."""
     inputs, weights = decoy(9, deeper)
     assert_close(results(inputs, backend)[:1], [weights], deeper * 1e-15)
 
 
 @pytest.mark.parametrize("backend", FAST)
-def test_decoy_leaves_its_neighbours_alone(backend):
-    """Sequences of one batch are computed in different arithmetics."""
+def test_decoy_does_not_change_other_sequences(backend):
+    """The sequences of a batch are computed with different arithmetic."""
     hidden, easy = decoy(9)[0], random_transitions(2, 9, 1, 3, generator=seeded())
     together = results([torch.cat([a[:1], b, a[1:]]) for a, b in zip(easy, hidden, strict=True)], backend)
     for index, alone in [(0, [x[:1] for x in easy]), (1, hidden), (2, [x[1:] for x in easy])]:
@@ -161,7 +163,7 @@ def default_upstream(weights):
 @pytest.mark.parametrize("sizes", [[1] * 12, [4, 3, 5], [12]], ids=str)
 @pytest.mark.parametrize("trouble", ["scale", "decoy", "death"])
 def test_trouble_in_the_middle_of_a_state(trouble, sizes, backend):
-    """One sequence of the batch leaves the range of plain doubles at its sixth step, or ends there."""
+    """One sequence of the batch leaves the range of float64 at its sixth step, or ends there."""
     stack = Nondeterministic(1, 3)
     inputs = stack.inputs(3, 12)
     for x, hidden in zip(inputs, decoy(3)[0], strict=True):
@@ -178,8 +180,8 @@ def test_trouble_in_the_middle_of_a_state(trouble, sizes, backend):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("index", [[0, 1, 2], [1, 1, 0, 2], [0]], ids=str)
-def test_states_in_trouble_are_values_too(index, backend):
-    """After trouble in the middle: reordered, detached, moved and branched."""
+def test_states_out_of_range_are_values(index, backend):
+    """After a sequence has left the range of float64, states can be reordered, detached, moved and branched."""
     stack, index = Nondeterministic(1, 3), torch.tensor(index)
     inputs, later = stack.inputs(3, 8), stack.inputs(len(index), 3, seed=1)
     for x, hidden in zip(inputs, decoy(3)[0], strict=True):

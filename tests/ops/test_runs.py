@@ -70,7 +70,7 @@ def test_samples_follow_the_weights(T, Q, S, forbidden, window):
 
 
 def test_samples_follow_the_attention_weights_of_longer_sequences():
-    """Which element is on top at the end, over many samples, is the chart's answer."""
+    """The distribution of the last top element over many samples is that of the chart."""
     inputs = random_transitions(1, 25, 2, 2, 2, 0.2, seeded())
     inputs[2][:] += 2.0
     F = log_chart(*inputs, log_sum).F[0, :, 25].flatten(1).logsumexp(1)
@@ -117,7 +117,7 @@ def test_extreme_logits():
 
 def test_a_sequence_without_runs_is_named():
     inputs = random_transitions(3, 4, 2, 2, generator=seeded())
-    inputs[0][1, 0], inputs[1][1, 0] = -torch.inf, -torch.inf  # the only way left is to pop the bottom
+    inputs[0][1, 0], inputs[1][1, 0] = -torch.inf, -torch.inf  # only popping the bottom is possible
     for function in (best_runs, lambda *x, **kw: sample_runs(*x, 1, **kw)):
         with pytest.raises(ValueError, match="sequence 1 has no run"):
             function(*inputs)

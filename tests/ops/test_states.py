@@ -39,7 +39,7 @@ def test_full_pass_equals_any_chunking(stack, sizes, backend):
 @pytest.mark.parametrize("stack", [Superposition(), Nondeterministic(2, 2), Nondeterministic(5, 1)])
 @pytest.mark.parametrize("sizes", [[1] * 30, [15, 1, 1, 10, 3]], ids=["steps", "chunks"])
 def test_long_states(stack, sizes, backend):
-    """Longer than the room that a state starts with, more than once."""
+    """Longer than the initial capacity of a state, several times."""
     inputs = stack.inputs(1, 30)
     expected = with_gradients(operator(stack, "cpp"), inputs)
     assert_close(with_gradients(in_chunks(stack, backend, sizes), inputs), expected, 1e-10)
@@ -128,7 +128,7 @@ def test_two_branches_one_loss(stack, backend):
 @both
 @all_stacks
 def test_loss_on_a_prefix(stack, backend):
-    """The state grows on between the forward and the backward pass of its beginning."""
+    """The state is extended between the forward and the backward pass of its first steps."""
     inputs, later = stack.inputs(2, 5), stack.inputs(2, 20, seed=1)
 
     def prefix(*inputs):
@@ -143,7 +143,7 @@ def test_loss_on_a_prefix(stack, backend):
 @both
 @all_stacks
 def test_no_change_is_visible(stack, backend):
-    """Inputs, weights and states stay what they were, whatever is done afterwards."""
+    """Later operations do not change inputs, weights and states."""
     inputs, step, other = stack.inputs(2, 6), stack.inputs(2, 1, seed=1), stack.inputs(2, 1, seed=2)
     kept = [x.clone() for x in (*inputs, *step)]
     rows, state = stack.state(2, backend).extend(*inputs)
@@ -187,7 +187,7 @@ def test_recurrent_controller(stack, backend):
     maps = [torch.randn(m, *shape, generator=seeded(), dtype=torch.float64) for shape in shapes]
 
     def control(reading, step, maps):
-        """The controller's next action: something of the input, something of the reading."""
+        """The controller's next action, from the input and the reading."""
         logits = [x + torch.tensordot(reading, w, 1)[:, None] for x, w in zip(step, maps, strict=True)]
         return [logits[0].softmax(-1)] if isinstance(stack, Superposition) else logits
 
@@ -250,7 +250,7 @@ def test_the_state_of_a_padded_batch_is_the_state_at_its_lengths(stack, backend)
 @both
 @all_stacks
 def test_without_gradients(stack, backend):
-    """no_grad and inference_mode; and a state from there is a constant for what comes after."""
+    """With no_grad and inference_mode; a state created there is a constant for later gradients."""
     inputs, later = stack.inputs(2, 4), [x.requires_grad_() for x in stack.inputs(2, 2, seed=1)]
     whole = operator(stack, backend)(*(torch.cat(x, 1) for x in zip(inputs, later, strict=True)))
     with torch.inference_mode():
@@ -342,7 +342,7 @@ def test_a_reordered_state_is_copied_once(stack, backend):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_gradient_that_somebody_sees_twice(stack):
-    """Gradients of states are written over on the way back; a second pass and a second reader must not notice."""
+    """The backward pass overwrites gradients of states; this must not affect a second pass or a second branch."""
     steps = [[x.requires_grad_() for x in stack.inputs(2, 1, seed)] for seed in range(5)]
     state, rows = stack.state(2, "cpp"), []
     for step in steps:

@@ -68,7 +68,7 @@ def test_papers_equations(stack, T, backend):
     ],
 )
 def test_log_space(Q, S, T, backend):
-    """Where the paper's equations take too long."""
+    """At lengths for which the paper's equations take too long."""
     stack = Nondeterministic(Q, S)
     assert_close(found(stack, backend, 1, T), expected(stack, 1, T, log_space_weights), 1e-9)
 
@@ -86,7 +86,7 @@ def test_log_space(Q, S, T, backend):
     ],
 )
 def test_kernel_at_every_length(stack, lengths):
-    """The kernel works in tiles, so what can go wrong depends on the length; plain PyTorch has no such thing."""
+    """The kernel works in tiles, so errors may depend on the length; plain PyTorch has no tiles."""
     for T in lengths:
         assert_close(found(stack, "cpp", 1, T), found(stack, "torch", 1, T), 1e-11)
 
@@ -95,7 +95,7 @@ def test_kernel_at_every_length(stack, lengths):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stack", STACKS)
 def test_narrow_dtypes(stack, dtype, backend):
-    """All arithmetic is in float64: what is lost is one rounding of the result. Upstream gradients are rounded too."""
+    """All arithmetic is in float64; only the result and the upstream gradient are rounded."""
     tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     results = found(stack, backend, 2, 12, dtype)
     assert {x.dtype for x in results} == {dtype}
@@ -139,7 +139,7 @@ def test_gradcheck(stack, backend):
 
 @pytest.mark.parametrize("stack", [Superposition(), Nondeterministic(1, 2)])
 def test_second_derivatives(stack):
-    """The reference has them; the others say that they do not."""
+    """Only the reference has second derivatives; the other backends raise an error."""
     inputs = [x.requires_grad_() for x in stack.inputs(1, 3)]
     upstream = torch.randn(stack.reference(*inputs).shape, generator=seeded(), dtype=torch.float64)
     assert torch.autograd.gradgradcheck(operator(stack, "reference"), inputs, upstream)

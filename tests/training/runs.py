@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +70,6 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     metrics = [{k: v for k, v in row.items() if k not in times} for row in [*run.metrics(), result["best"]]]
     model = {k: v.tolist() for k, v in load_file(folder / "best/model.safetensors").items()}
     return metrics, result["stopped"], result["evaluations"], model
-
-
-def processes() -> Any:
-    """Return a context whose processes start quickly: a fork server has already imported torch."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stackattn.training.sweep", "stackattn.models"])
-    return context
 
 
 def train_in_process(config: CFLConfig, folder: Path) -> None:

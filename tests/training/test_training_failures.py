@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 import torch
-from runs import Killed, Stopper, lines, outcome, processes, stop, tiny
+from fork_server import processes
+from runs import Killed, Stopper, lines, outcome, stop, tiny
 
 from stackattn.ops import immediate
 from stackattn.training import ConfigError, RunError, loop, run_experiment

@@ -7,8 +7,9 @@ import time
 
 import pytest
 import torch
+from fork_server import processes
 from reversal import experiment, make_corpus, write_files
-from runs import outcome, processes, train_in_process
+from runs import outcome, train_in_process
 from torch import nn
 
 from stackattn.config import from_values
@@ -95,7 +96,11 @@ def test_gradients_reach_every_parameter_and_padding_does_not_matter(corpus):
 
 @pytest.mark.parametrize(
     "layers",
-    ["1", *(pytest.param(x, marks=pytest.mark.slow) for x in ("superposition-32.1", "nondeterministic-2-2-4.1"))],
+    [
+        "1",
+        pytest.param("superposition-32.1", marks=[pytest.mark.slow, pytest.mark.full]),
+        pytest.param("nondeterministic-2-2-4.1", marks=pytest.mark.slow),
+    ],
     ids=["Tf", "Tf+Sup", "Tf+Nd"],
 )
 def test_learns_to_reverse_and_the_saved_model_is_self_contained(corpus, layers, tmp_path):

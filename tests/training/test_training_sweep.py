@@ -7,7 +7,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from runs import outcome, processes, tiny
+from fork_server import processes
+from runs import outcome, tiny
 
 from stackattn.lines import read_json_object
 from stackattn.training import TrainingRun, run_experiment, sweep

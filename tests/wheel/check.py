@@ -8,6 +8,7 @@ with the versions of constraints.txt. Building needs the package `build`.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -25,9 +26,9 @@ NOT_RUN = ("make", "pip", "git")
 SDIST_LIMIT, WHEEL_LIMIT = 1_500_000, 3_000_000  # bytes
 NOT_IN_SDIST = ("experiments/results", "benchmarks/results", ".venv", "build/")
 
-# They run after README's, which include the demo. A line that does not start with `stackattn` is a Python program.
+# They run after README's, which include the demo. A line that does not start with `stackattn` is a Python program. All
+# run in one process, because importing torch takes longer than most of them.
 COMMANDS = """
-stackattn --version
 stackattn language list
 stackattn language sample dyck --length 10 -n 2
 stackattn cfl train --out cfl --set language.name=dyck language.lengths=[4,12] language.train_batches=20 \\
@@ -47,6 +48,19 @@ stackattn mt prepare --train a.de a.en --validation a.de a.en --test a.de a.en -
 stackattn mt train --out mt --set data.folder=corpus model.layers=1.superposition-8 model.d_model=8 \\
     training.max_epochs=1
 stackattn mt translate mt a.de --max-tokens 4
+"""
+
+
+RUN_COMMANDS = """
+import json, sys
+from stackattn.cli import main
+
+for command in json.loads(sys.argv[1]):
+    print("$", *command, flush=True)
+    if command[0] == "python":
+        exec(command[-1])
+    elif code := main(command[1:]):
+        sys.exit(f"exit code {code}")
 """
 
 
@@ -80,7 +94,9 @@ def install(wheel: Path, folder: Path, system_packages: bool) -> Path:
         borrowed = [path for path in sys.path if path.endswith("site-packages")]
         (next(folder.glob("lib*/**/site-packages")) / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run([*pip, *(["--no-deps"] if system_packages else []), f"{wheel}[{EXTRAS}]"], folder, environment)
+    # Compiling all of torch to bytecode would take longer than the modules that the commands import.
+    options = ["--no-compile", *(["--no-deps"] if system_packages else [])]
+    run([*pip, *options, f"{wheel}[{EXTRAS}]"], folder, environment)
     return programs
 
 
@@ -90,14 +106,15 @@ def readme_blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """README's, then those above; a Python program as `python -c PROGRAM`."""
+    """Those of README, the version, then those above in one process."""
     readme = [line for block in readme_blocks("sh") for line in block.splitlines()]
     ours = COMMANDS.replace("\\\n", "").strip().splitlines()
     found = [shlex.split(line) if line.startswith("stackattn ") else ["python", "-c", line] for line in ours]
     shown = [shlex.split(line, comments=True) for line in readme]
     shown = [command for command in shown if command and command[0] not in NOT_RUN]
     assert any(command[:2] == ["stackattn", "demo"] for command in shown), "README.md: the demo command is missing"
-    return [["python", "-W", "error", "-c", "\n".join(readme_blocks("python"))], *shown, *found]
+    blocks = ["python", "-W", "error", "-c", "\n".join(readme_blocks("python"))]
+    return [blocks, *shown, ["stackattn", "--version"], ["python", "-c", RUN_COMMANDS, json.dumps(found)]]
 
 
 def check_commands(programs: Path, folder: Path, kernel: bool) -> None:
@@ -110,7 +127,8 @@ def check_commands(programs: Path, folder: Path, kernel: bool) -> None:
     for command in [["python", "-c", test], *commands()]:
         started = time.monotonic()
         run([str(programs / command[0]), *command[1:]], folder, environment, quiet=True)
-        print(f"{time.monotonic() - started:6.1f} s  {shlex.join(command).splitlines()[0][:100]}", flush=True)
+        shown = shlex.join(command).strip().splitlines()[0][:100]
+        print(f"{time.monotonic() - started:6.1f} s  {shown}", flush=True)
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str] | None = None, quiet: bool = False) -> None:

@@ -1,0 +1,12 @@
+"""Fixtures of the command-line tests."""
+
+import pytest
+from fork_server import processes
+
+from stackattn.training import sweep
+
+
+@pytest.fixture(autouse=True)
+def _quick_processes(monkeypatch):
+    """Start the processes of sweeps from a fork server. Those of README and docs are started as for a user."""
+    monkeypatch.setattr(sweep, "get_context", lambda _: processes())
