@@ -208,16 +208,19 @@ class SentenceRun(RunFolder):
         return f"sentences of the corpus {self.data_name}"
 
     def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedSentence]:
-        vocabulary = Vocabulary.load(model_folder(self.folder))
         if texts:
-            return [SelectedSentence(_filled(vocabulary.encode(vocabulary.split(text))), "given") for text in texts]
-        sentences = self._read(MonolingualCorpus).encode_split("validation", vocabulary)
+            encode, split = self._vocabulary.encode, self._vocabulary.split
+            return [SelectedSentence(_filled(encode(split(text))), "given") for text in texts]
+        sentences = self._read(MonolingualCorpus).encode_split("validation", self._vocabulary)
         chosen = sample_sentences(samples, len(sentences), lambda i: len(sentences[i]), seed, "validation")
         return [SelectedSentence(sentences[i], origin) for i, origin in chosen]
 
     def trace(self, selected: SelectedSentence, names: Sequence[str], seed: int) -> list[TracedSentence]:
-        vocabulary = Vocabulary.load(model_folder(self.folder))
-        return trace_sentence(self.model, vocabulary, selected, names=names, seed=seed)
+        return trace_sentence(self.model, self._vocabulary, selected, names=names, seed=seed)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary.load(model_folder(self.folder))
 
     def _read(self, cls: type[Any]) -> Any:
         """The corpus of the run, from which sentences are drawn."""

@@ -129,10 +129,10 @@ def study(
     """
     folder = Path(folder)
     runs, damaged = _read_runs(folder)
-    chosen = {run.folder for run in best_of_each([studied.run for studied in runs])}
-    best = [studied for studied in runs if studied.run.folder in chosen]
     if stack is not None:
         _select_stack([studied for studied in runs if studied.run.has_model], stack)
+    folders = {run.folder for run in best_of_each([studied.run for studied in runs])}
+    best = [studied for studied in runs if studied.run.folder in folders]
     selected = []
     for studied in best:
         try:
@@ -148,18 +148,9 @@ def study(
         progress(f"{run.label} on {run.data_name}: {run.name}")
         if isinstance(run, LanguageRun):
             studied.test = run.test_by_length(TEST_STRINGS)
-        chosen = strings if found.full else strings[:1]
-        studied.strings = [traced for one in chosen for traced in run.trace(one, studied.stacks, seed)]
-    labelled: dict[Any, LabelledStrings] = {}
-    for number, studied in enumerate(runs, 1):
-        run = studied.run
-        if not studied.stacks or not isinstance(run, LanguageRun):
-            continue
-        progress(f"stacks of run {number} of {len(runs)}: {run.name}")
-        if run.task not in labelled:
-            labelled[run.task] = label_strings(run.language, run.config.language.lengths, seed)
-        studied.agreement = _only(studied.stacks, labelled[run.task].compare_weights(run.model))
-        studied.derivation = _only(studied.stacks, labelled[run.task].compare_best_runs(run.model))
+        shown = strings if found.full else strings[:1]
+        studied.strings = [traced for string in shown for traced in run.trace(string, studied.stacks, seed)]
+    _compare_with_real_stacks(runs, seed, progress)
     return found
 
 
@@ -204,6 +195,20 @@ def _select_stack(runs: list[StudiedRun], stack: int) -> None:
         raise ValueError(f"stack: expected a number from 1 to {len(most)} ({'; '.join(most)}), got {stack}")
     for studied in runs:
         studied.stacks = studied.stacks[stack - 1 : stack]
+
+
+def _compare_with_real_stacks(runs: list[StudiedRun], seed: int, progress: Callable[[str], object]) -> None:
+    """Measure the agreement of all stacks, on the same strings for all runs of a task."""
+    labelled: dict[Any, LabelledStrings] = {}
+    for number, studied in enumerate(runs, 1):
+        run = studied.run
+        if not studied.stacks or not isinstance(run, LanguageRun):
+            continue
+        progress(f"stacks of run {number} of {len(runs)}: {run.name}")
+        if run.task not in labelled:
+            labelled[run.task] = label_strings(run.language, run.config.language.lengths, seed)
+        studied.agreement = _only(studied.stacks, labelled[run.task].compare_weights(run.model))
+        studied.derivation = _only(studied.stacks, labelled[run.task].compare_best_runs(run.model))
 
 
 def _only(names: list[str], found: dict[str, Agreement]) -> dict[str, Agreement]:

@@ -56,7 +56,7 @@ class StackTrace(ABC):
     """Symbol of column 0 of `tops`."""
     BOTTOM_NAME: ClassVar[str]
     """Meaning of that column."""
-    HAS_STATES: ClassVar[bool]
+    HAS_STATES: ClassVar[bool] = False
     """Whether operations have states and stack symbols."""
 
     @abstractmethod
@@ -104,7 +104,6 @@ class SuperpositionTrace(StackTrace):
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
     BOTTOM: ClassVar[str] = "∅"
     BOTTOM_NAME: ClassVar[str] = "empty"
-    HAS_STATES: ClassVar[bool] = False
 
     @property
     def probabilities(self) -> Tensor:

@@ -103,7 +103,7 @@ class TransformerLMConfig(TransformerArchitecture):
     input_size: int
     """Number of tokens that the model reads, the rows of the embedding table."""
     output_size: int
-    """Number of tokens that the model predicts: 0 to `output_size` - 1. Later tokens, such as bos, are only read."""
+    """Number of tokens that the model predicts: 0 to `output_size` - 1. Later tokens, such as BOS, are only read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,7 +151,7 @@ class Seq2SeqConfig(Seq2SeqArchitecture):
     input_size: int
     """Number of tokens in the vocabulary, the rows of the embedding table."""
     output_size: int
-    """Number of tokens that the model predicts: 0 to `output_size` - 1. Later tokens, such as bos, are only read."""
+    """Number of tokens that the model predicts: 0 to `output_size` - 1. Later tokens, such as BOS, are only read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,7 +213,7 @@ class LSTMConfig(LSTMArchitecture):
     """
 
     input_size: int
-    """Number of tokens that the model reads, bos included. The last one is bos, which has no input vector: the
+    """Number of tokens that the model reads, BOS included. The last one is BOS, which has no input vector: the
     prediction after it is the bias of the output layer."""
     output_size: int
     """Number of tokens that the model predicts: 0 to `output_size` - 1."""

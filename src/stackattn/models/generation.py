@@ -1,6 +1,6 @@
 """Text generation: greedy decoding, sampling and beam search, for all models with `initial_state` and `extend`.
 
-All functions take prompts (B, T) that begin with bos and are padded on the right, and return a continuation of each
+All functions take prompts (B, T) that begin with BOS and are padded on the right, and return a continuation of each
 prompt. For a `Seq2SeqTransformer`, pass the state `model.initial_state(source, lengths)`. The model runs in evaluation
 mode and without gradients, and returns to its previous mode afterwards.
 
@@ -31,11 +31,11 @@ class Generated:
     """Continuation of one prompt."""
 
     tokens: list[int]
-    """The new tokens, without eos."""
+    """The new tokens, without EOS."""
     log_prob: float
-    """Log-probability of the new tokens given the prompt, including eos if finished."""
+    """Log-probability of the new tokens given the prompt, including EOS if finished."""
     finished: bool
-    """Whether the model predicted eos within the limit."""
+    """Whether the model predicted EOS within the limit."""
 
 
 def greedy(
@@ -54,7 +54,7 @@ def greedy(
         prompts: (B, T), int64 or int32
             Tokens to read first.
         state: state before the prompts (default: the model's initial state; required for a `Seq2SeqTransformer`).
-        max_new_tokens: largest number of new tokens, eos included.
+        max_new_tokens: largest number of new tokens, EOS included.
         eos: token that ends a sequence (default: all sequences have `max_new_tokens` tokens).
         lengths: (B,), optional
             Number of tokens of each prompt, at least 1; the rest is padding.
@@ -189,7 +189,7 @@ def _extend_prompts(
 @dataclass(frozen=True)
 class _Hypothesis:
     log_prob: float
-    length: int  # predicted tokens, eos included
+    length: int  # predicted tokens, EOS included
     finished: bool
     row: int  # row of the state that `token` extends
     token: int
@@ -223,7 +223,7 @@ def beam_search(
 
     A beam holds up to `beam_size` hypotheses, finished and unfinished ones together. At every step, each unfinished
     hypothesis proposes its `beam_size` most probable next tokens, and the best hypotheses remain. Their score is the
-    log-probability divided by the number of predicted tokens, eos included. The search for a prompt ends when its best
+    log-probability divided by the number of predicted tokens, EOS included. The search for a prompt ends when its best
     hypothesis is finished. At the limit it returns the best hypothesis, even if it is unfinished.
 
     Args:

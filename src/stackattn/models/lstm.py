@@ -27,12 +27,12 @@ class LSTMState(State):
     cell: Tensor  # (B, hidden_size)
     stack: Any  # state of the stack before the action that `hidden` selects; None without a stack
     # The flags are bools if all sequences agree, and otherwise tensors (B,).
-    started: bool | Tensor  # whether bos was read
-    acts: bool | Tensor  # whether `hidden` selects an action: true once a token after bos was read
+    started: bool | Tensor  # whether BOS was read
+    acts: bool | Tensor  # whether `hidden` selects an action: true once a token after BOS was read
 
 
 class LSTMLM(nn.Module):
-    """A language model on one-hot inputs: after each token, the logits of the next one. The first token is bos.
+    """A language model on one-hot inputs: after each token, the logits of the next one. The first token is BOS.
 
     Examples::
 
@@ -40,7 +40,7 @@ class LSTMLM(nn.Module):
         logits = model(tokens, lengths)                               # (B, T) and (B,) -> (B, T, 8)
     """
 
-    may_leave_parameters_unused = True  # if all sequences are bos and one token, the stack is not used
+    may_leave_parameters_unused = True  # if all sequences are BOS and one token, the stack is not used
 
     def __init__(self, config: LSTMConfig):
         super().__init__()
@@ -72,7 +72,7 @@ class LSTMLM(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """Compute logits: tokens (B, T) and lengths (B,) -> (B, T, output_size).
 
-        The first token of each sequence, and of each document of `starts`, is bos. Arguments and errors are those of
+        The first token of each sequence, and of each document of `starts`, is BOS. Arguments and errors are those of
         `TransformerLM.forward`.
         """
         check_tokens("tokens", tokens, lengths, self.bias)
@@ -86,7 +86,7 @@ class LSTMLM(nn.Module):
         return self.extend(tokens, self.initial_state(tokens.shape[0]))[0]
 
     def initial_state(self, batch_size: int) -> LSTMState:
-        """Create the state before bos."""
+        """Create the state before BOS."""
         zeros = self.bias.new_zeros(batch_size, self.config.hidden_size)
         stack = None if self.stack is None else self.stack.initial_state(batch_size)
         return LSTMState(zeros, zeros, stack, started=False, acts=False)
@@ -98,7 +98,7 @@ class LSTMLM(nn.Module):
         if c == 0:
             return self.output(state.hidden[:, None][:, :0]), state
         tokens = without_padding(tokens, lengths)
-        # (B, c): steps that update the LSTM, which bos and padding do not; None if all do
+        # (B, c): steps that update the LSTM, which BOS and padding do not; None if all do
         taken = None if lengths is None else length_mask(lengths, c)
         rows = []
         if state.started is False:
@@ -115,7 +115,7 @@ class LSTMLM(nn.Module):
         return self.output(torch.cat([*rows, hidden], dim=1)), state
 
     def _one_hot(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, input_size - 1); bos is all zeros."""
+        """(B, T) -> (B, T, input_size - 1); BOS is all zeros."""
         try:
             rows = one_hot(tokens.long(), self.config.input_size)
         except RuntimeError as error:  # raised on the CPU only
@@ -125,7 +125,7 @@ class LSTMLM(nn.Module):
     def _unroll_in_one_call(self, tokens: Tensor) -> Tensor | None:
         """Compute the hidden states (B, T, hidden_size) with the kernel; None if it does not support the inputs.
 
-        Sequences of bos and one token do not use the stack, and its parameters must get no gradients instead of zeros.
+        Sequences of BOS and one token do not use the stack, and its parameters must get no gradients instead of zeros.
         """
         if self.stack is None or tokens.shape[1] < 3 or not is_plain(self.bias):
             return None

@@ -128,7 +128,8 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
     Args:
         layers: parts joined by dots. A number stands for that many layers of softmax attention; `superposition-M`,
             `nondeterministic-Q-S-M` and `stratified-M` are stack layers. `superposition-MdK` keeps only the top K
-            elements, and the suffix `xH` stands for H heads. An int is the same as its text.
+            elements, `nondeterministic-Q-S-MwK` has a window of K steps, and the suffix `xH` stands for H heads. An int
+            is the same as its text.
         name: name of the argument in error messages.
 
     Raises:

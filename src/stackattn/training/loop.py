@@ -108,7 +108,7 @@ def train(
     """
     training = _Training(model, task, config, run, callback, processes or Processes())
     training.begin(state)
-    return training.go(math.inf if deadline is None else deadline)
+    return training.loop(math.inf if deadline is None else deadline)
 
 
 class _Training:
@@ -152,7 +152,7 @@ class _Training:
     def rate(self, rate: float) -> None:
         self.optimizer.param_groups[0]["lr"] = rate
 
-    def go(self, deadline: float) -> dict[str, Any]:
+    def loop(self, deadline: float) -> dict[str, Any]:
         config = self.config
         while self.progress.epoch < config.max_epochs and self.progress.stopped is None:
             order = torch.Generator().manual_seed(_seed(config.shuffle_seed, self.progress.epoch))
