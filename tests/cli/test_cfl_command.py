@@ -29,7 +29,7 @@ def test_train_and_evaluate(config, tmp_path, capsys):
     assert main(["cfl", "train", config, "--out", out, *changes]) == 0
     printed = capsys.readouterr().out
     assert "run  epoch   2  loss" in printed
-    assert "max_epochs after 2 evaluations" in printed
+    assert "reached max_epochs after 2 evaluations" in printed
     stored = TrainingRun(out).config()
     assert (stored["training"]["learning_rate"], stored["training"]["clip"], stored["model"]["layers"]) == (
         0.02,
@@ -72,6 +72,14 @@ def test_errors_are_one_line(arguments, message, config, tmp_path, capsys):
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["cfl", "lm"])
+def test_training_needs_a_configuration(command, tmp_path, capsys):
+    assert main([command, "train", "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert "expected a configuration: a YAML file, the name of a shipped configuration (`stackattn config list`)" in err
+    assert f"`stackattn config {command}`" in err
 
 
 def test_evaluate_without_a_run(tmp_path, capsys):

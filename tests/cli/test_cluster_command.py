@@ -86,7 +86,7 @@ def test_reproduce(tmp_path, capsys, monkeypatch):
     command += ["--configs", str(tmp_path / "configs"), "--set", "training.max_epochs=2", "--out"]
     on_cluster = [*command, str(tmp_path / "cluster"), "--cluster", "local", "--memory", "0.5"]
     assert main(on_cluster) == 0
-    assert f"{tmp_path}/cluster/marked-reversal/tf/00: max_epochs" in capsys.readouterr().out
+    assert f"{tmp_path}/cluster/marked-reversal/tf/00: reached max_epochs, best difference " in capsys.readouterr().out
     nothing_is_started(on_cluster, monkeypatch)
     assert "2 of 2 runs are finished" in capsys.readouterr().out
     assert main([*command, str(tmp_path / "processes")]) == 0

@@ -141,8 +141,13 @@ def test_write(run, tmp_path):
             ["sample", "dyck", "--set", "deep=3"],
             "parameters of dyck: expected one of k, mean_splits, mean_depth, variant, got 'deep'",
         ),
-        (["score", "dyck", "/no/such/file"], "No such file"),
-        (["show", "no/such.grammar"], "No such file"),
+        (["score", "dyck", "/no/such/file"], "/no/such/file: no such file; there is no folder /no/such\n"),
+        (["score", "dyck", "/no-such-file"], "/no-such-file: no such file; the current folder is "),
+        (["score", "dyck", "/"], "/: is a directory\n"),
+        (
+            ["show", "no/such.grammar"],
+            "no/such.grammar: no such file; expected a grammar file or one of the names of `stackattn language list`\n",
+        ),
         (["show", "dyck", "--parse", "( ]"], "'( ]' is not in the language dyck"),
         (["show", "count-3", "--parse", "a b c"], "--parse: count-3 has no grammar"),
         (["show", "dyck", "--after", ") ("], "has probability 0 for lengths 40..80"),
@@ -158,6 +163,12 @@ def test_errors_are_one_line_and_exit_code_2(run, words, message):
     assert message in err
     assert err.startswith(f"stackattn language {words[0]}: ")
     assert len(err.splitlines()) == 1
+
+
+def test_a_missing_file_with_a_similar_name_is_suggested(run, tmp_path):
+    (tmp_path / "strings.txt").touch()
+    err = run("score", "dyck", str(tmp_path / "string.txt"))[2]
+    assert err.endswith(f"string.txt: no such file; did you mean '{tmp_path / 'strings.txt'}'?\n")
 
 
 def test_grammar_files_and_their_errors(run, tmp_path):

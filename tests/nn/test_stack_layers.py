@@ -240,7 +240,8 @@ def test_integer_inputs_are_refused(kind):
     layer, x = LAYERS[kind](), torch.zeros(B, T, D, dtype=torch.long)
     for call in (lambda: layer(x), lambda: layer.extend(x, layer.initial_state(B))):
         with pytest.raises(
-            TypeError, match=r"x: expected a floating-point tensor of shape \(B, T, 6\), got torch.int64"
+            TypeError,
+            match=r"x: expected a floating-point tensor of shape \(B, T, 6\), got torch.int64; look up .* nn.Embedding",
         ):
             call()
 

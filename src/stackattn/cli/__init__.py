@@ -24,7 +24,7 @@ from .. import __version__
 from .errors import run_command
 
 COMMANDS = {
-    "demo": "show how a stack works, and train three small models, two of them with a stack",
+    "demo": "show how a stack works, and train small models with and without one",
     "analyse": "show what trained models do with their stacks, as figures and an HTML report",
     "cfl": "train and evaluate models on context-free languages",
     "lm": "prepare text, train language models on it, evaluate, generate and score sentences",

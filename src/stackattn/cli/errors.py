@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import sys
+from pathlib import Path
 
 FAILED = 2
 """Exit code after an error that the user can correct."""
@@ -32,9 +35,26 @@ def run_command(args: argparse.Namespace) -> int:
             raise
         action = getattr(args, "action", None)
         command = f"stackattn {args.command} {action}" if action else f"stackattn {args.command}"
-        message = f"not enough memory: {error}" if isinstance(error, MemoryError) else error
-        print(f"{command}: {message}", file=sys.stderr)
+        print(f"{command}: {_message(error)}", file=sys.stderr)
         return FAILED
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}"
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str | os.PathLike):
+        return _missing_file(Path(error.filename))
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"  # without the number of the error
+    return str(error)
+
+
+def _missing_file(path: Path) -> str:
+    if not os.path.isdir(path.parent):
+        return f"{path}: no such file; there is no folder {path.parent}"
+    near = difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.75)
+    hint = f"did you mean {str(path.parent / near[0])!r}?" if near else f"the current folder is {Path.cwd()}"
+    return f"{path}: no such file; {hint}"
 
 
 def _is_input_error(error: Exception) -> bool:

@@ -249,6 +249,9 @@ def _language(args: argparse.Namespace) -> Language:
     if is_grammar_file(args.language):
         if args.set:
             raise ValueError(f"--set {args.set[0]}: a grammar file has no parameters")
+        if not Path(args.language).exists():
+            expected = "expected a grammar file or one of the names of `stackattn language list`"
+            raise ValueError(f"{args.language}: no such file; {expected}")
         return PCFG.from_file(args.language, strict=args.strict)
     parameters = {}
     for item in args.set:

@@ -55,7 +55,7 @@ def _read_config(args: argparse.Namespace) -> Any:
 def _train(args: argparse.Namespace) -> int:
     from ..training import run_experiment
     from ..training.experiment import headline
-    from .progress import ProgressDisplay
+    from .progress import ProgressDisplay, ending
 
     config = _read_config(args)
     first = os.environ.get("RANK", "0") == "0"  # under torchrun, only one process prints
@@ -75,7 +75,7 @@ def _train(args: argparse.Namespace) -> int:
     if result["stopped"] == "deadline":
         print(f"stopped after {args.minutes:g} minutes; pass --resume to continue")
     else:
-        print(f"{result['stopped']} after {result['evaluations']} evaluations")
+        print(f"{ending(result)} after {result['evaluations']} evaluations")
     if best := result["best"]:
         name, value = headline(best)
         print(f"best: epoch {best['epoch']}, {name} {value:.4f}")

@@ -46,7 +46,10 @@ def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, pa
     """Check that `x` is a floating-point tensor (B, T, d_model) on the device of a parameter; `lengths` must fit it."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         found = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name}: expected a floating-point tensor of shape (B, T, {d_model}), got {found}")
+        message = f"{name}: expected a floating-point tensor of shape (B, T, {d_model}), got {found}"
+        if isinstance(x, Tensor) and not x.is_complex():
+            message += "; look up the vectors of tokens with nn.Embedding, or convert numbers with .float()"
+        raise TypeError(message)
     if x.dim() != 3 or x.shape[2] != d_model:
         raise ValueError(f"{name}: expected shape (B, T, {d_model}), got {tuple(x.shape)}")
     check_device(name, x, parameter)

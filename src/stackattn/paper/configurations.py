@@ -55,6 +55,7 @@ def load_configuration(
 
     Raises:
         FileNotFoundError: if there is neither a file nor a shipped configuration of that name.
+        ValueError: if there is neither a name nor an override.
         ConfigError: if it is not a valid configuration.
 
     Example:
@@ -67,6 +68,11 @@ def load_configuration(
     from .presets import PRESETS
 
     changes = [*overrides, *([] if preset is None else [f"preset={preset}"])]
+    if name is None and not overrides:
+        raise ValueError(
+            "expected a configuration: a YAML file, the name of a shipped configuration (`stackattn config list`) or "
+            f"keys after --set (`stackattn config {command}` lists them), got none"
+        )
     if name is None:
         return from_values(config_class(command), {}, changes, presets=PRESETS)
     return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS)
