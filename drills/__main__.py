@@ -8,29 +8,36 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .drill import Drill, Plan, run
 
-NAMES = (
-    "grammars",
-    "configurations",
-    "operators",
-    "layers",
-    "mutations",
-    "writers",
-    "full_disk",
-    "interruptions",
+NAMES = (  # those that take longest first, because they run in parallel with --short
     "workers",
+    "interruptions",
+    "full_disk",
+    "writers",
+    "mutations",
+    "layers",
+    "operators",
+    "configurations",
+    "grammars",
 )
 SECONDS = {True: 60.0, False: 3600.0}
 """Default time limit of a drill, for --short and otherwise."""
+PARALLEL = {True: 2, False: 1}
+"""Drills that run at the same time. The short ones wait for other processes most of the time."""
 GRACE = 240.0
 """How long a drill may exceed its time limit, in its last case or while it prepares, before it counts as a hang."""
 
 
 def find(name: str) -> Drill:
     return importlib.import_module(f"drills.{name}").DRILL
+
+
+def _count(name: str, short: bool) -> int:
+    return find(name).short if short else find(name).full
 
 
 def main(argv: list[str]) -> int:
@@ -49,17 +56,17 @@ def main(argv: list[str]) -> int:
     if unknown := [name for name in args.names if name not in NAMES]:
         parser.error(f"expected drills among {', '.join(NAMES)}, got {unknown[0]}")
     seconds = SECONDS[args.short] if args.seconds is None else args.seconds
-    failed = []
-    for name in args.names or NAMES:
-        if args.in_process:
-            drill = find(name)
-            count = args.count or (drill.short if args.short else drill.full)
-            ok = run(drill, Plan(args.seed, args.first, count, seconds, args.failures)) == 0
-        else:
-            ok = run_in_process(name, argv, args.failures, seconds + GRACE)
-        if not ok:
-            failed.append(name)
-    if failed and not args.in_process:
+    names = args.names or NAMES
+    if args.in_process:
+        plans = {
+            name: Plan(args.seed, args.first, args.count or _count(name, args.short), seconds, args.failures)
+            for name in names
+        }
+        return int(sum(run(find(name), plan) for name, plan in plans.items()) > 0)
+    with ThreadPoolExecutor(PARALLEL[args.short]) as pool:
+        passed = pool.map(lambda name: run_in_process(name, argv, args.failures, seconds + GRACE), names)
+        failed = [name for name, ok in zip(names, passed, strict=True) if not ok]
+    if failed:
         print(f"failed: {', '.join(failed)}; the cases are in {args.failures}")
     return 1 if failed else 0
 

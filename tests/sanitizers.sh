@@ -3,7 +3,7 @@
 #
 #   tests/sanitizers.sh                 the fast tests in tests/ops (several minutes)
 #   tests/sanitizers.sh -k states       arguments are passed to pytest
-#   tests/sanitizers.sh --drill         the drills `operators` and `layers` instead of the tests; further arguments for them
+#   tests/sanitizers.sh --drill         the drills `operators` and `layers` instead of the tests, with further arguments
 #
 # The build goes to build/sanitize and shadows the installed kernel for the tests; the installation is not changed.
 # Before the tests, two deliberate errors must be reported: a read beyond the end of an array, and a signed overflow.
@@ -37,7 +37,8 @@ libasan=$("$compiler" -print-file-name=libasan.so)
 libubsan=$("$compiler" -print-file-name=libubsan.so)
 run() {
   PYTHONPATH="$package:$site" OMP_NUM_THREADS=2 LD_PRELOAD="$libasan $libubsan" \
-    ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:malloc_context_size=8:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:malloc_context_size=8:allocator_may_return_null=1 \
+    UBSAN_OPTIONS=print_stacktrace=1 \
     "$venv/bin/python" "$@"
 }
 
