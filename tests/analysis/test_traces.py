@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 import torch
 
+from stackattn import StratifiedState, stratified_weights
 from stackattn.analysis import NondeterministicTrace, SuperpositionTrace, stack_names, trace_stacks
-from stackattn.analysis.traces import TRACES, trace_forward
+from stackattn.analysis.traces import TRACES, StratifiedTrace, trace_forward
 from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 from stackattn.nn import NondeterministicStackAttention
 from stackattn.nn.kinds import STACK_KINDS
@@ -227,3 +228,18 @@ def test_runs_of_a_limited_superposition_stack():
     actions[:, :3, 0] = actions[:, 3:, 2] = 1
     (run,) = SuperpositionTrace("stack", 0, (actions,), 2).best_runs()
     assert [[i for i, _ in stack[1:]] for stack in run.stacks()] == [[0], [0, 1], [1, 2], [1], []]
+
+
+def test_stratified_trace():
+    """Contents are the strengths left after each step, and the shares of a step are those of its actions."""
+    push, pop = torch.rand(2, 2, 6, dtype=torch.float64)
+    trace = StratifiedTrace("stack", 0, (push, pop))
+    torch.testing.assert_close(trace.tops()[..., 1:], stratified_weights(push, pop))
+    torch.testing.assert_close(trace.actions()[..., 0], push)
+    torch.testing.assert_close(trace.actions()[..., 2], (1 - push) * pop)
+    torch.testing.assert_close(trace.actions().sum(-1), torch.ones(2, 6, dtype=torch.float64))
+    for t in range(6):
+        _, state = StratifiedState.empty(2).extend(push[:, : t + 1], pop[:, : t + 1])
+        torch.testing.assert_close(trace.contents()[:, t, : t + 1], state.strengths)
+        torch.testing.assert_close(trace.heights()[:, t], state.strengths.sum(-1))
+        assert not trace.contents()[:, t, t + 1 :].any()

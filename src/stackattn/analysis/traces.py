@@ -191,15 +191,16 @@ class NondeterministicTrace(StackTrace):
 
         Both come from one chart, which is not kept because it is much larger.
         """
-        push, replace, _ = self.steps
-        chart = log_chart(*self.steps, log_sum, self.limit)
+        push, replace, pop = self.steps
+        chart = log_chart(push, replace, pop, log_sum, self.limit)
         return chart.alpha, nondeterministic_contents(push, replace, chart)
 
     def best_runs(self) -> list[AutomatonRun]:
         return best_runs(*self.steps, window=self.limit)
 
     def sample_runs(self, num_samples: int, generator: torch.Generator | None = None) -> list[list[AutomatonRun]]:
-        return sample_runs(*self.steps, num_samples, generator=generator, window=self.limit)
+        push, replace, pop = self.steps
+        return sample_runs(push, replace, pop, num_samples, generator=generator, window=self.limit)
 
 
 @dataclass(frozen=True)
