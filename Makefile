@@ -35,7 +35,7 @@ docs: $(VENV)/installed-dev $(VENV)/installed-docs-requirements
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site
 	@echo "the site is build/site/index.html"
 
-# The Triton kernels without a GPU; ARGS are versions of Triton.
+# The Triton kernels without a GPU; ARGS: --full for all tests, and versions of Triton.
 triton: $(VENV)/installed-dev
 	tests/triton_backend/run.sh $(ARGS)
 

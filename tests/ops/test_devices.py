@@ -125,9 +125,9 @@ def hidden(batch=3, steps=8):
     return Nondeterministic(2, 2, hidden=True).inputs(batch, steps)
 
 
-def with_gradients(inputs, grad, lengths=None):
+def with_gradients(inputs, grad, lengths=None, **options):
     inputs = [x.clone().requires_grad_() for x in inputs]
-    weights = stackattn.nondeterministic_weights(*inputs, lengths, backend="torch")
+    weights = stackattn.nondeterministic_weights(*inputs, lengths, backend="torch", **options)
     return [weights.detach(), *torch.autograd.grad(weights, inputs, grad)]
 
 
@@ -154,14 +154,15 @@ def test_padding_beyond_the_range_is_not_nan(request):
     assert all(map(torch.equal, with_gradients(inputs, grad, lengths), expected))
 
 
-def test_rows_after_a_step_without_transitions_are_zero(request):
+@pytest.mark.parametrize("width", [None, 3])
+def test_rows_after_a_step_without_transitions_are_zero(request, width):
     inputs = STACK.inputs(2, 6)
     for x in inputs:
         x[0, 3] = -torch.inf
     grad = torch.randn(2, 6, 7, Q, S, generator=seeded(), dtype=torch.float64)
-    expected = with_gradients(inputs, grad)
+    expected = with_gradients(inputs, grad, window=width)
     request.getfixturevalue("as_on_a_gpu")
-    found = with_gradients(inputs, grad)
+    found = with_gradients(inputs, grad, window=width)
     assert not found[0][0, 3:].any()
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-15)
@@ -227,7 +228,7 @@ def test_auto_uses_torch_on_a_gpu_unless_the_environment_says_triton(monkeypatch
     with pytest.raises(RuntimeError, match="PyTorch finds no GPU"):
         dispatch.choose("auto", gpu, 2, 2)
     monkeypatch.setattr(dispatch.availability, "status", lambda: "available")
-    monkeypatch.setattr(dispatch.availability, "works", lambda device, Q, S: True)
+    monkeypatch.setattr(dispatch.availability, "works", lambda device, Q, S, windowed: True)
     assert dispatch.choose("auto", gpu, 2, 2) == "triton"
     monkeypatch.setattr(dispatch, "kernel", object())
     assert dispatch.choose("auto", torch.device("cpu"), 2, 2) == "cpp"

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stackattn import nondeterministic_weights
 from stackattn.ops import nondeterministic_readings
-from stackattn.ops.pytorch import window as window_in_pytorch
+from stackattn.ops.pytorch import band
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 fast = pytest.mark.parametrize("backend", FAST)
@@ -78,7 +78,7 @@ def test_long_sequences_with_the_kernel(Q, S, window):
 
 
 def test_segments_of_the_torch_backend(monkeypatch):
-    monkeypatch.setattr(window_in_pytorch, "_SHORTEST_SEGMENT", 1)  # segments of 4 * window steps
+    monkeypatch.setattr(band, "_SHORTEST_SEGMENT", 1)  # segments of 4 * window steps
     inputs = arguments(2, 19, 2, 2, 2)
     expected = with_gradients(read(2, "reference"), inputs)
     assert_close(with_gradients(read(2, "torch"), inputs), expected, 1e-10)
@@ -289,3 +289,13 @@ def test_memory_is_linear():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         read(16, "cpp")(*inputs)
     assert sum(x.nbytes for x in {x.data_ptr(): x for x in kept}.values()) < 200 * 8 * (189 + 5 * 55)
+
+
+@fast
+def test_gradients_before_a_step_without_transitions(backend):
+    """The sequence is computed again with a wider exponent, and its rows are then used in float64."""
+    inputs = arguments(2, 6, 2, 2)
+    for x in inputs[:3]:
+        x[1, 4] = -torch.inf
+    expected = with_gradients(read(3, "reference"), inputs)
+    assert_close(with_gradients(read(3, backend), inputs), expected, 1e-10)

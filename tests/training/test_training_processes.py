@@ -19,7 +19,7 @@ from stackattn.cli import main
 from stackattn.config import from_values, to_values
 from stackattn.training import TrainingConfig, TrainingRun, run_experiment
 from stackattn.training.cfl import CFLConfig, CFLTask
-from stackattn.training.processes import Processes
+from stackattn.training.processes import Processes, random_state, restore_random_state
 from stackattn.training.run import RunError
 
 MODELS = {
@@ -190,3 +190,22 @@ def test_invalid_devices_and_precisions():
             Processes(name)
     with pytest.raises(ValueError, match="precision: expected one of float32, bfloat16, got 'half'"):
         TrainingConfig(precision="half")
+
+
+def test_the_random_state_of_a_gpu_is_saved_and_restored(monkeypatch):
+    """Without a GPU: torch.cuda's functions are replaced. A checkpoint can move between CPU and GPU."""
+    cpu, gpu, restored = torch.device("cpu"), torch.device("cuda", 1), []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([device.index, 7], dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append((state.tolist(), device)))
+    on_cpu, on_gpu = random_state(cpu), random_state(gpu)
+    expected = torch.rand(3)
+    for state, device, calls in (
+        (on_gpu, gpu, [([1, 7], gpu)]),
+        (on_gpu, cpu, []),
+        (on_cpu, gpu, []),
+        (on_cpu, cpu, []),
+    ):
+        restored.clear()
+        restore_random_state(state, device)
+        assert restored == calls
+        assert torch.equal(torch.rand(3), expected)

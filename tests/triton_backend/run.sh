@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Tests the Triton kernels without a GPU, in Triton's interpreter and by compiling them for GPUs that are not present.
-# Arguments: versions of Triton (default: the oldest supported one). Each is installed into a folder of its own, beside
-# the environment .venv and not into it, and pip's cache keeps the download.
+# Arguments: `--full` for all tests instead of those that take about a minute, and versions of Triton (default: the
+# oldest supported one). Each is installed into a folder of its own, beside the environment .venv and not into it, and
+# pip's cache keeps the download.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=.venv/bin/python
+selection=(-m "not slow")
+if [ "${1:-}" = --full ]; then
+  selection=()
+  shift
+fi
 for version in "${@:-3.7.0}"; do
   folder=.venv-triton/$version
   if [ ! -e "$folder/installed" ]; then
@@ -13,7 +19,7 @@ for version in "${@:-3.7.0}"; do
   fi
   export PYTHONPATH=$PWD/$folder
   # Two processes: the interpreter replaces the compiler.
-  STACKATTN_TRITON_TESTS=interpreter TRITON_INTERPRET=1 $python -m pytest tests/triton_backend &
-  STACKATTN_TRITON_TESTS=compiler TRITON_CACHE_DIR=$folder/cache $python -m pytest tests/triton_backend
+  STACKATTN_TRITON_TESTS=interpreter TRITON_INTERPRET=1 $python -m pytest tests/triton_backend "${selection[@]}" &
+  STACKATTN_TRITON_TESTS=compiler TRITON_CACHE_DIR=$folder/cache $python -m pytest tests/triton_backend "${selection[@]}"
   wait $!
 done

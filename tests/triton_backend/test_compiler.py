@@ -11,11 +11,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stackattn.ops.triton_backend import kernels
-from stackattn.ops.triton_backend.launches import configuration
+from stackattn.ops.triton_backend import kernels, window_kernels
+from stackattn.ops.triton_backend.launches import configuration, diagonal_configuration
 
-KERNELS = ("fill_P_and_D", "fill_F", "walk_back_F", "walk_back_D", "walk_back_P", "collect")
-SIZES = {"n": "i32", "B": "i32", "j": "i32", "t": "i32"}
+KERNELS = [
+    *("fill_P_and_D", "fill_F", "walk_back_F", "walk_back_D", "walk_back_P", "collect"),
+    *("fill_row", "walk_back_row", "rows_to_P", "collect_diagonals"),
+]
+SMALL_PRODUCTS = ["fill_diagonal", "walk_back_diagonal"]  # without tensor cores
+SIZES = dict.fromkeys(("n", "B", "j", "t", "width", "window", "s", "tau", "x", "origin", "low", "high"), "i32")
 NVIDIA_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Compute capability or architecture: target and shared memory of a block in bytes
 GPUS = {
@@ -26,8 +30,9 @@ GPUS = {
 
 
 def compiled(name, gpu, Q, S):
-    kernel = getattr(kernels, name)
-    options = {**configuration(Q, S), "BQ": 1 << (Q - 1).bit_length(), "SUPERPOSITION": Q * S == 1}
+    kernel = getattr(kernels, name, None) or getattr(window_kernels, name)
+    options = diagonal_configuration(Q, S) if name in SMALL_PRODUCTS else configuration(Q, S)
+    options = {"BQ": 1 << (Q - 1).bit_length(), "SUPERPOSITION": Q * S == 1, **options}
     launch = {key: options[key] for key in ("num_warps", "num_stages")}
     names = inspect.signature(kernel.fn).parameters
     constants = {x: options[x] for x in names if x in options}
@@ -57,13 +62,15 @@ def amd(assembly):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize(("Q", "S"), [(1, 1), (3, 3), (4, 8)])
+@pytest.mark.parametrize("name", KERNELS + SMALL_PRODUCTS)
+@pytest.mark.parametrize(
+    ("Q", "S"), [(3, 3), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 1), (4, 8)))]
+)
 def test_resources(name, gpu, Q, S, tmp_path):
     target, limit = GPUS[gpu]
     found = compiled(name, target, Q, S)
     assert found.metadata.shared <= limit
     spilled, tensor_core = amd(found.asm["amdgcn"]) if gpu.startswith("gfx") else nvidia(found.asm["cubin"], tmp_path)
     assert spilled == 0
-    assert tensor_core > 0
+    assert (tensor_core > 0) == (name in KERNELS)
     print(name, gpu, (Q, S), found.metadata.shared, tensor_core)

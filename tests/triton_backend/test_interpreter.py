@@ -5,19 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from frozen import Frozen
 
 import stackattn
 from stackattn.ops.pytorch import operators as plain
-from stackattn.ops.triton_backend import availability, charts, kernels, launches, operators
-
-# Small blocks, so that short sequences have several of them; Q = 3 does not divide a block.
-SMALL = {"E": 16, "BC": 16, "BK": 16, "num_warps": 4, "num_stages": 1}
-
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(launches, "_TABLE", {16: SMALL, 32: {**SMALL, "E": 32}})
-    monkeypatch.setattr(availability, "_agrees", lambda *_: True)
+from stackattn.ops.triton_backend import availability, charts, kernels, operators
 
 
 def transitions(B, T, Q, S, scale=1.0, seed=0):
@@ -52,6 +44,7 @@ def test_block_edges():
     assert_same(transitions(1, 15, 3, 2))
 
 
+@pytest.mark.slow
 def test_several_blocks():
     assert_same(transitions(1, 18, 2, 2), torch.tensor([17]))
 
@@ -97,6 +90,7 @@ def test_readings_and_single_precision():
     torch.testing.assert_close(readings, stackattn.nondeterministic_readings(*inputs, values, backend="cpp"))
 
 
+@pytest.mark.slow
 def test_gradcheck():
     inputs = [x.requires_grad_() for x in transitions(1, 3, 2, 1)]
     assert torch.autograd.gradcheck(
@@ -104,11 +98,13 @@ def test_gradcheck():
     )
 
 
+@pytest.mark.slow
 def test_bitwise_repeatable():
     inputs = transitions(1, 6, 2, 2)
     assert all(map(torch.equal, results(inputs, "triton"), results(inputs, "triton")))
 
 
+@pytest.mark.slow
 def test_batches_in_parts(monkeypatch):
     """Charts that do not fit into memory together are computed in parts, and again in the backward pass."""
     inputs = transitions(3, 4, 2, 2)
@@ -123,42 +119,7 @@ def test_batches_in_parts(monkeypatch):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-15)
 
 
-class Frozen:
-    """Replaces `charts.launch`: what a launch writes is nan in the tensors that it reads.
-
-    The interpreter runs one program after the other, so without this a race between programs would go unnoticed.
-    """
-
-    def __init__(self, spoil=lambda kernel, reads: None):
-        self.launches, self.spoil = 0, spoil
-
-    def __call__(self, kernel, grid, reads, writes, *sizes, **options):
-        if not all(grid):
-            return
-        self.launches += 1
-        poisoned = []
-        for x in reads:
-            poisoned.append(x)
-            for target in writes:
-                if x is target:
-                    poisoned[-1] = x.masked_fill(
-                        self.written(kernel, grid, reads, writes, target, sizes, options), torch.nan
-                    )
-        self.spoil(kernel, poisoned)
-        kernel[grid](*poisoned, *writes, *sizes, **options)
-
-    @staticmethod
-    def written(kernel, grid, reads, writes, target, sizes, options):
-        """The entries of `target` that the launch writes: those that change from both of two values."""
-        changed = []
-        for value in (1e300, 2e300):
-            scratch = [torch.full_like(x, value) for x in writes]
-            kernel[grid](*(x.clone() for x in reads), *scratch, *sizes, **options)
-            changed.append(next(s for s, x in zip(scratch, writes, strict=True) if x is target) != value)
-        return changed[0] & changed[1]
-
-
-@pytest.mark.parametrize("superposition", [False, True])
+@pytest.mark.parametrize("superposition", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_launch_reads_what_it_writes(monkeypatch, superposition):
     actions = torch.rand(2, 6, 3, dtype=torch.float64).softmax(-1)
     inputs = [actions] if superposition else transitions(2, 5, 2, 2)
@@ -172,6 +133,7 @@ def test_no_launch_reads_what_it_writes(monkeypatch, superposition):
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["fill_P_and_D", "fill_F", "walk_back_F", "walk_back_D", "walk_back_P"])
 def test_poison_is_noticed(monkeypatch, kernel):
     """Negative control of the test above: poison in what a launch does read changes the result."""
@@ -227,8 +189,6 @@ def test_first_use_compares_with_torch(monkeypatch):
 def test_errors():
     with pytest.raises(ValueError, match="up to 16 states and 32 pairs"):
         stackattn.nondeterministic_weights(*transitions(1, 2, 6, 6), backend="triton")
-    with pytest.raises(ValueError, match="no windows"):
-        stackattn.nondeterministic_weights(*transitions(1, 2, 2, 2), window=2, backend="triton")
-    with pytest.raises(ValueError, match="no windows, limited depths, states"):
+    with pytest.raises(ValueError, match="no limited depths, states"):
         stackattn.SuperpositionState.empty(1, backend="triton")
     assert stackattn.backends()["triton"] == "available"

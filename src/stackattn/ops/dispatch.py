@@ -83,7 +83,7 @@ def _kernel_status() -> str:
     )
 
 
-def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1) -> str:
+def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1, *, windowed: bool = False) -> str:
     """Resolve `"auto"` for tensors on `device`; raise if the requested backend cannot run there.
 
     For an operator with Q states and S symbols (1 and 1: superposition), `"triton"` is compared with `"torch"` at its
@@ -112,17 +112,17 @@ def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1)
     if backend == "triton":
         if Q is None:
             raise ValueError(
-                "backend 'triton' has no windows, limited depths, states and softmax attention; use 'torch' or 'auto'"
+                "backend 'triton' has no limited depths, states and softmax attention; use 'torch' or 'auto'"
             )
         availability.require(device)
-        return "triton" if availability.works(device, Q, S) else "torch"
+        return "triton" if availability.works(device, Q, S, windowed) else "torch"
     return backend
 
 
-def module_of(backend: str) -> ModuleType:
-    """The operators of `"torch"` or `"triton"`."""
+def module_of(backend: str, name: str = "operators") -> ModuleType:
+    """The module `operators` or `window` of `"torch"` or `"triton"`."""
     package = ".pytorch" if backend == "torch" else ".triton_backend"
-    return importlib.import_module(f"{package}.operators", __package__)
+    return importlib.import_module(f"{package}.{name}", __package__)
 
 
 def choose_for_state(backend: str, device: torch.device) -> str:

@@ -67,7 +67,7 @@ def nondeterministic_weights(
     """
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     checks.check_limit("window", window)
-    backend = choose(backend, log_push.device, *(log_push.shape[2:4] if window is None else ()))
+    backend = choose(backend, log_push.device, *log_push.shape[2:4], windowed=window is not None)
     if backend == "reference":
         return _reference(log_push, log_replace, log_pop, lengths, window)
     if window is not None:

@@ -65,7 +65,7 @@ def nondeterministic_readings(
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     checks.check_values(values, log_push, log_push.shape[1] + 1)
     checks.check_limit("window", window)
-    backend = choose(backend, log_push.device, *(log_push.shape[2:4] if window is None else ()))
+    backend = choose(backend, log_push.device, *log_push.shape[2:4], windowed=window is not None)
     if window is not None and backend != "reference":
         steps = join_transitions(log_push, log_replace, log_pop)
         return windowed_readings(steps, values, lengths, window, backend)
@@ -82,7 +82,8 @@ def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None,
     """`nondeterministic_readings` of transitions in one tensor, (B, T, Q, S, Q S + Q S + Q)."""
     if window is not None:
         checks.check_lengths(lengths, transitions)
-        return windowed_readings(transitions, values, lengths, window, choose("auto", transitions.device))
+        backend = choose("auto", transitions.device, *transitions.shape[2:4], windowed=True)
+        return windowed_readings(transitions, values, lengths, window, backend)
     if choose("auto", transitions.device) == "cpp" and _pays(values):
         checks.check_lengths(lengths, transitions)
         return _readings(transitions, values, lengths)

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 
 from . import checks
 from .cpp import native
+from .dispatch import module_of
 from .eager import is_plain
-from .pytorch import window as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
 from .transitions import split_transitions
 
@@ -133,7 +133,7 @@ def _(steps, values, history, lengths, window, backend):
     if backend == "cpp":
         return native.windowed(steps, values, history, lengths, window)
     _check_numbers(steps, T, lengths)
-    return torch_backend.forward(steps, values, history, lengths, window)
+    return module_of(backend, "window").forward(steps, values, history, lengths, window)
 
 
 @_op_backward.implementation
@@ -141,7 +141,7 @@ def _(grad, steps, values, history, rows, lengths, window, backend):
     lengths = checks.copy_lengths(lengths, values.shape[1])
     if backend == "cpp":
         return native.windowed_backward(grad, steps, values, history, rows, lengths, window)
-    found = torch_backend.backward(grad, steps, values, history, rows, lengths, window)
+    found = module_of(backend, "window").backward(grad, steps, values, history, rows, lengths, window)
     return tuple(x.to(like.dtype).contiguous() for x, like in zip(found, (steps, values, history), strict=True))
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..files import checksum, write_json, write_tensors
+from .processes import restore_random_state
 from .run_files import LAST, STATE, RunError, damaged
 
 
@@ -69,6 +70,6 @@ def load_checkpoint(
                 saved["state"].setdefault(int(i), {})[name] = value
         optimizer.load_state_dict(saved)
         if f"rng.{rank}" in tensors or rank == 0:  # the checkpoint may come from fewer processes
-            torch.set_rng_state(tensors[f"rng.{rank}"])
+            restore_random_state(tensors[f"rng.{rank}"], next(model.parameters()).device)
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise RunError(damaged(folder, f"{path}: {error}")) from error

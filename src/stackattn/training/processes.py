@@ -127,12 +127,26 @@ class Processes:
 
     def random_states(self) -> list[Tensor]:
         """Return the states of the random generators of all processes."""
-        own = torch.get_rng_state()
+        own = random_state(self.device)
         if self.count == 1:
             return [own]
         states = [torch.empty_like(own, device=self.device) for _ in range(self.count)]
         dist.all_gather(states, own.to(self.device))
         return [state.cpu() for state in states]
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the CPU's random generator, followed by that of a CUDA device, which draws its dropout masks."""
+    own = torch.get_rng_state()
+    return torch.cat([own, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else own
+
+
+def restore_random_state(state: Tensor, device: torch.device) -> None:
+    """The inverse of `random_state`. A state saved on another kind of device restores only the CPU's generator."""
+    size = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:size])
+    if device.type == "cuda" and len(state) > size:
+        torch.cuda.set_rng_state(state[size:], device)
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

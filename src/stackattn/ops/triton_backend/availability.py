@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -46,13 +47,15 @@ def require(device: torch.device) -> None:
         raise ValueError("backend 'triton' runs only on GPUs, but the tensors are on cpu; use 'cpp', 'torch' or 'auto'")
 
 
-def works(device: torch.device, Q: int, S: int) -> bool:
+def works(device: torch.device, Q: int, S: int, windowed: bool = False) -> bool:
     """Whether the kernels agree with the `torch` backend on a tiny problem; checked once for each device and sizes.
+
+    The kernels of windows are others, and are checked when a window is first used.
 
     A wrong result, or an error of the compiler or the driver, warns once. The caller then uses the `torch` backend.
     """
     check_sizes(Q, S)
-    return _agrees(device, Q, S)
+    return _agrees(device, Q, S, windowed)
 
 
 # What torch.compiler.assume_constant_result does, which would import the compiler: torch.compile calls the function.
@@ -60,32 +63,44 @@ works._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAcce
 
 
 @functools.cache
-def _agrees(device: torch.device, Q: int, S: int) -> bool:
+def _agrees(device: torch.device, Q: int, S: int, windowed: bool) -> bool:
     try:
-        problem = _difference(device, Q, S)
+        problem = _difference(device, Q, S, windowed)
     except Exception as error:  # Triton, its compilers and drivers raise errors of many classes
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if problem is not None:
         warnings.warn(
-            f"stackattn uses its `torch` backend instead of 'triton' for {Q} states and {S} symbols on {device}: "
-            f"{problem}. Please report this (docs/gpu.md).",
+            f"stackattn uses its `torch` backend instead of 'triton' for {Q} states and {S} symbols"
+            f"{' with a window' if windowed else ''} on {device}: {problem}. Please report this (docs/gpu.md).",
             RuntimeWarning,
             stacklevel=5,
         )
     return problem is None
 
 
-def _difference(device: torch.device, Q: int, S: int) -> str | None:
-    """Compare weights and gradients of two sequences of 5 steps; returns what differs."""
-    from ..pytorch import operators as plain
-    from . import operators
-
+def _difference(device: torch.device, Q: int, S: int, windowed: bool) -> str | None:
+    """Compare results and gradients of two sequences of 5 steps; returns what differs."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
 
     lengths = torch.tensor([5, 3]).to(device)
+    results = (_windowed_results if windowed else _results)(numbers, lengths, Q, S)
+    for found, expected in zip(*results, strict=True):
+        error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3))
+        if not error < 1e-10:
+            return f"a tiny problem has a relative error of {error:.1e}"
+    return None
+
+
+Results = list[list[torch.Tensor]]  # of the kernels and of the `torch` backend
+
+
+def _results(numbers: Callable[..., torch.Tensor], lengths: torch.Tensor, Q: int, S: int) -> Results:
+    from ..pytorch import operators as plain
+    from . import operators
+
     inputs = numbers(2, 5, Q, S, Q, S), numbers(2, 5, Q, S, Q, S), numbers(2, 5, Q, S, Q)
     grad = numbers(2, 5, 6, Q, S)
     actions, grad_rows = numbers(2, 5, 3).softmax(-1), numbers(2, 5, 5)
@@ -97,8 +112,18 @@ def _difference(device: torch.device, Q: int, S: int) -> str | None:
             found.append(module.superposition(actions, lengths))
             found.append(module.superposition_backward(grad_rows, actions, lengths))
         results.append(found)
-    for found, expected in zip(*results, strict=True):
-        error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-3))
-        if not error < 1e-10:
-            return f"a tiny problem has a relative error of {error:.1e}"
-    return None
+    return results
+
+
+def _windowed_results(numbers: Callable[..., torch.Tensor], lengths: torch.Tensor, Q: int, S: int) -> Results:
+    from ..pytorch import window as plain
+    from ..window import first_row
+    from . import window
+
+    inputs = numbers(2, 5, Q, S, 2 * Q * S + Q), numbers(2, 5, 2), first_row(numbers(2, 2), Q, S)
+    grad = numbers(2, 5, 3 * Q * S + 1)
+    results = []
+    for module in (window, plain):
+        rows = module.forward(*inputs, lengths, 3)
+        results.append([rows, *module.backward(grad, *inputs, rows, lengths, 3)])
+    return results

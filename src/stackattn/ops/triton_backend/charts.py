@@ -43,7 +43,7 @@ def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
     for j in range(n - 1, -1, -1):
         launch(
             kernels.fill_P_and_D,
-            (_blocks((n - j) * Q, block), S, B),
+            (blocks((n - j) * Q, block), S, B),
             [*steps, chart.PD],
             [chart.PD],
             n, B, j, **options,
@@ -51,7 +51,7 @@ def fill(steps: Steps, Q: int, superposition: bool = False) -> Chart:
     for t in range(1, n + 1):
         launch(
             kernels.fill_F,
-            (_blocks(t + 2, block), S, B),
+            (blocks(t + 2, block), S, B),
             [steps.push, steps.replace, chart.PD, chart.F],
             [chart.F],
             n, B, t, **options, SUPERPOSITION=superposition,
@@ -70,7 +70,7 @@ def walk_back(steps: Steps, chart: Chart, given: Tensor, superposition: bool = F
     for t in range(n, 0, -1):
         launch(
             kernels.walk_back_F,
-            (_blocks(t + 2, block), S, B),
+            (blocks(t + 2, block), S, B),
             [steps.push, steps.replace, chart.PD, given, dF],
             [dF],
             n, B, t, **options, SUPERPOSITION=superposition,
@@ -80,7 +80,7 @@ def walk_back(steps: Steps, chart: Chart, given: Tensor, superposition: bool = F
         if j > 0:
             launch(
                 kernels.walk_back_D,
-                (_blocks((n - j) * Q, block), S, B),
+                (blocks((n - j) * Q, block), S, B),
                 [steps.push, steps.replace, chart.PD, dPD],
                 [dPD],
                 n, B, j, **options,
@@ -88,7 +88,7 @@ def walk_back(steps: Steps, chart: Chart, given: Tensor, superposition: bool = F
         if j < n - 1:
             launch(
                 kernels.walk_back_P,
-                (_blocks((n - 1 - j) * Q, block), S, B),
+                (blocks((n - 1 - j) * Q, block), S, B),
                 [chart.PD, chart.F, dF, dPD],
                 [dPD],
                 n, B, j, **options,
@@ -96,7 +96,7 @@ def walk_back(steps: Steps, chart: Chart, given: Tensor, superposition: bool = F
     results = Steps(*(torch.empty_like(x) for x in steps))
     if n > 0 and B > 0:
         sizes = {name: options[name] for name in ("Q", "S", "E", "BK", "num_warps", "num_stages")}
-        launch(kernels.collect, (n, B), [chart.PD, chart.F, dPD, dF], [*results], n, B, **sizes, BQ=_power_of_two(Q))
+        launch(kernels.collect, (n, B), [chart.PD, chart.F, dPD, dF], [*results], n, B, **sizes, BQ=power_of_two(Q))
     return results
 
 
@@ -112,9 +112,9 @@ def launch(
         kernel[grid](*reads, *writes, *sizes, **options)
 
 
-def _blocks(size: int, block: int) -> int:
+def blocks(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def _power_of_two(x: int) -> int:
+def power_of_two(x: int) -> int:
     return 1 << (x - 1).bit_length()

@@ -8,12 +8,18 @@ from __future__ import annotations
 MOST_PAIRS = 32
 """Largest Q * S of the kernels."""
 
+DEFAULT_MEMORY = 2048
+"""MB of charts, unless STACKATTN_CHART_MEMORY sets another limit."""
+
 # Q * S at most -> columns of a block, terms of a product, warps. One stage: prefetching needs more shared
-# memory. 32 pairs with 32 terms spill registers on sm_90.
+# memory. With 32 terms, some kernels spill registers on sm_90.
 _TABLE = {
-    16: {"E": 16, "BC": 32, "BK": 32, "num_warps": 4, "num_stages": 1},
+    16: {"E": 16, "BC": 32, "BK": 16, "num_warps": 4, "num_stages": 1},
     32: {"E": 32, "BC": 32, "BK": 16, "num_warps": 4, "num_stages": 1},
 }
+
+
+_LANE_BLOCK = 512  # numbers of a block of Q x Q matrices
 
 
 def check_sizes(Q: int, S: int) -> None:
@@ -26,6 +32,13 @@ def check_sizes(Q: int, S: int) -> None:
 
 
 def configuration(Q: int, S: int) -> dict[str, int]:
-    """Compile-time sizes and options of all kernels for Q states and S symbols."""
+    """Compile-time sizes and options of the kernels with matrix products, for Q states and S symbols."""
     check_sizes(Q, S)
     return {"Q": Q, "S": S, **_TABLE[16 if Q * S <= 16 else 32]}
+
+
+def diagonal_configuration(Q: int, S: int) -> dict[str, int]:
+    """Compile-time sizes and options of the kernels of diagonals."""
+    check_sizes(Q, S)
+    BQ = 1 << (Q - 1).bit_length()
+    return {"Q": Q, "S": S, "BL": max(1, _LANE_BLOCK // BQ**2), "BQ": BQ, "num_warps": 4, "num_stages": 1}

@@ -13,8 +13,7 @@ from torch import Tensor
 from ..memory import chart_memory
 from ..pytorch import operators as plain
 from . import charts
-
-_DEFAULT_MEMORY = 2048  # MB
+from .launches import DEFAULT_MEMORY
 
 
 def kept_size(T: int, B: int, Q: int, S: int) -> int:
@@ -24,13 +23,17 @@ def kept_size(T: int, B: int, Q: int, S: int) -> int:
 
 def _part_size(T: int, B: int, Q: int, S: int) -> int:
     """Sequences whose charts are in memory at once."""
-    most = chart_memory(_DEFAULT_MEMORY) // (8 * charts.Chart.size(T, 1, Q, S))
+    most = chart_memory(DEFAULT_MEMORY) // (8 * charts.Chart.size(T, 1, Q, S))
     return min(B, max(1, most)) if B else 0
 
 
 def _parts(x: Tensor, Q: int, S: int) -> list[slice]:
     B, T = x.shape[:2]
-    size = _part_size(T, B, Q, S)
+    return slices(B, _part_size(T, B, Q, S))
+
+
+def slices(B: int, size: int) -> list[slice]:
+    """Parts of a batch, of `size` sequences each."""
     return [slice(b, b + size) for b in range(0, B, size)] if 0 < size < B else [slice(None)]
 
 
@@ -40,7 +43,7 @@ def nondeterministic(
     """Attention weights (B, T, T + 1, Q, S) in float64, and the memory of the charts if they are kept."""
     inputs = log_push, log_replace, log_pop
     found = [
-        plain.nondeterministic(*(x[part] for x in inputs), lengths=_of(lengths, part), charts=charts)
+        plain.nondeterministic(*(x[part] for x in inputs), lengths=of_part(lengths, part), charts=charts)
         for part in _parts(log_push, *log_push.shape[2:4])
     ]
     if len(found) == 1:
@@ -55,7 +58,7 @@ def nondeterministic_backward(
     inputs = grad, log_push, log_replace, log_pop
     found = [
         plain.nondeterministic_backward(
-            *(x[part] for x in inputs), lengths=_of(lengths, part), memory=memory, charts=charts
+            *(x[part] for x in inputs), lengths=of_part(lengths, part), memory=memory, charts=charts
         )
         for part in _parts(log_push, *log_push.shape[2:4])
     ]
@@ -65,18 +68,18 @@ def nondeterministic_backward(
 
 def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.cat(
-        [plain.superposition(actions[part], _of(lengths, part), charts=charts) for part in _parts(actions, 1, 1)]
+        [plain.superposition(actions[part], of_part(lengths, part), charts=charts) for part in _parts(actions, 1, 1)]
     )
 
 
 def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.cat(
         [
-            plain.superposition_backward(grad[part], actions[part], _of(lengths, part), charts=charts)
+            plain.superposition_backward(grad[part], actions[part], of_part(lengths, part), charts=charts)
             for part in _parts(actions, 1, 1)
         ]
     )
 
 
-def _of(lengths: Tensor | None, part: slice) -> Tensor | None:
+def of_part(lengths: Tensor | None, part: slice) -> Tensor | None:
     return None if lengths is None else lengths[part]

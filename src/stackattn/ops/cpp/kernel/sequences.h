@@ -102,19 +102,22 @@ int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, type
   A::exp(push, top, push_to, QS * QS);
   A::exp(repl, top, repl_to, QS * QS);
   A::exp(pop, top, pop_to, QS * Q);
-  if constexpr (A::kPlanes == 1) {
-    double largest = 0;
-    for (int s = 0; s < QS; ++s) {
-      double row = 0;
-      for (int i = 0; i < QS; ++i) row += push_to[s * QS + i] + repl_to[s * QS + i];
-      for (int i = 0; i < Q; ++i) row += pop_to[s * Q + i];
-      largest = std::max(largest, row);
-    }
-    if (largest == 0) return 0;
-    const double scale = 1 / largest;
-    for (int i = 0; i < QS * QS; ++i) push_to[i] *= scale, repl_to[i] *= scale;
-    for (int i = 0; i < QS * Q; ++i) pop_to[i] *= scale;
+  double largest = 0;
+  for (int s = 0; s < QS; ++s) {
+    double row = 0;
+    for (int i = 0; i < QS; ++i)
+      row += A::to_double(A::get(push_to, s * QS + i)) + A::to_double(A::get(repl_to, s * QS + i));
+    for (int i = 0; i < Q; ++i) row += A::to_double(A::get(pop_to, s * Q + i));
+    largest = std::max(largest, row);
   }
+  if (largest == 0) return 0;
+  // In both arithmetics: the rows of a window may be computed in one of them and used in the other.
+  const auto scale = A::from_double(1 / largest);
+  for (int i = 0; i < QS * QS; ++i) {
+    A::set(push_to, i, A::mul(A::get(push_to, i), scale));
+    A::set(repl_to, i, A::mul(A::get(repl_to, i), scale));
+  }
+  for (int i = 0; i < QS * Q; ++i) A::set(pop_to, i, A::mul(A::get(pop_to, i), scale));
   return 0;
 }
 
