@@ -48,8 +48,7 @@ def keep_freed_memory() -> bool:
     """Keep memory that the process frees, instead of returning it to the system; returns whether this is possible.
 
     Every training step allocates the same large tensors. The GNU C library returns them to the system, which has to
-    clear and map their pages again at the next step: 12 % of a step of the paper's translation models. Other C
-    libraries are left as they are.
+    clear and map their pages again at the next step. Other C libraries are left as they are.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
