@@ -27,7 +27,7 @@ from stackattn.files import write_json, write_text
 from stackattn.models import build_model
 from stackattn.paper.models import LANGUAGES, paper_config, paper_models
 from stackattn.paper.names import SLUGS
-from stackattn.training.environment import environment, peak_memory
+from stackattn.training.environment import environment, keep_freed_memory, peak_memory
 from stackattn.training.run import TrainingRun
 from stackattn.training.run_files import RESULT
 
@@ -82,6 +82,7 @@ def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) ->
 def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
     """Seconds per epoch and peak memory of a cell; run in a new process, so that the memory is its own."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as for every run
     task, architecture = cell
     config = paper_config(task, architecture, published=True)
     model = build_model(config)

@@ -12,6 +12,7 @@ from oracles import relative_error
 from stacks import FAST, STACKS, Superposition, seeded
 from torch.utils.dlpack import to_dlpack
 
+from stackattn.ops.cpp import native
 from stackattn.ops.dispatch import kernel
 from stackattn.ops.pytorch.columns import Layout, size_in_python
 from stackattn.ops.transitions import join_transitions
@@ -34,6 +35,26 @@ def test_all_entries_of_a_dense_state_have_places_within_its_size(Q, S, T):
     assert places.min() >= 0
     assert places.max() < kernel.state_size(Q, S, T)
     assert len(places.unique()) == len(places)
+
+
+def test_large_memory_is_used_again_while_nothing_refers_to_it():
+    limit = 64 << 20  # bytes that are kept
+    size = native.HUGE // 8
+    first = native.empty_states(1, size)
+    first.fill_(1.0)
+    other = native.empty_states(1, size)
+    assert other.data_ptr() != first.data_ptr()  # `first` is in use
+    address, view = first.data_ptr(), first[0, :5]
+    del first
+    assert native.empty_states(1, size).data_ptr() != address  # a view uses the memory too
+    assert view.tolist() == [1.0] * 5
+    del view, other
+    before = kernel.pooled_bytes()
+    assert native.empty_states(1, size - 8).shape == (1, size - 8)
+    assert 0 < kernel.pooled_bytes() == before <= limit
+    large = [native.empty_states(20, size) for _ in range(2)]  # 80 MB each
+    del large
+    assert kernel.pooled_bytes() <= limit
 
 
 ARRAYS = {

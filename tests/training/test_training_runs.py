@@ -305,3 +305,27 @@ def test_test_results_belong_to_one_model(tmp_path):
     # Without the model the test cannot be repeated, so its results are kept.
     (run.folder / "best/model.safetensors").unlink()
     assert run.test() == {**test, "model": "another"}
+
+
+ALLOCATIONS = """
+import resource, sys
+import torch
+from stackattn.training.environment import keep_freed_memory
+kept = "keep" in sys.argv and keep_freed_memory()
+for i in range(6):
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(20_000_000)  # 80 MB, far above the C library's thresholds
+print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults of the GNU C library")
+def test_freed_memory_is_kept():
+    found = {}
+    for mode in ("keep", "default"):
+        command = [sys.executable, "-c", ALLOCATIONS, mode]
+        output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+        kept, found[mode] = map(int, output.split())
+        if mode == "keep" and not kept:
+            pytest.skip("another C library")
+    assert found["keep"] < 100 < found["default"]

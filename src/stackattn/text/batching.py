@@ -50,8 +50,7 @@ def token_batches(
 
 def pad(sequences: Sequence[Sequence[int]], value: int = 0) -> tuple[Tensor, Tensor]:
     """Return (B, T) tokens, padded with `value` on the right, and their (B,) lengths."""
-    lengths = torch.tensor([len(sequence) for sequence in sequences])  # (B,)
-    tokens = torch.full((len(sequences), max(map(len, sequences), default=0)), value)  # (B, T)
-    for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = torch.as_tensor(sequence)
-    return tokens, lengths
+    lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)  # (B,)
+    longest = max(map(len, sequences), default=0)
+    rows = [[*sequence, *[value] * (longest - len(sequence))] for sequence in sequences]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), longest), lengths

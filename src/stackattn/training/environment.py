@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -41,6 +42,19 @@ def peak_memory() -> int | None:
         return None
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def keep_freed_memory() -> bool:
+    """Keep memory that the process frees, instead of returning it to the system; returns whether this is possible.
+
+    Every training step allocates the same large tensors. The GNU C library returns them to the system, which has to
+    clear and map their pages again at the next step. Other C libraries are left as they are.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    trim_threshold, mmap_max, never = -1, -4, -1  # M_TRIM_THRESHOLD and M_MMAP_MAX in malloc.h
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(mmap_max, 0) and libc.mallopt(trim_threshold, never))
 
 
 def _processor() -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 
 from ..config import ConfigError, from_values
+from .environment import keep_freed_memory
 from .loop import Task, TrainingCallback, train
 from .options import TrainingConfig
 from .origin import find_origin, load_origin
@@ -60,6 +61,8 @@ def run_experiment(
             and vocabulary.
         device: a PyTorch device, such as `cpu` or `cuda`.
 
+    From then on, the process keeps memory that it frees, see `keep_freed_memory`.
+
     Under `torchrun`, all processes train one model. They need access to the same folder; only rank 0 writes to it.
 
     Raises:
@@ -75,6 +78,7 @@ def run_experiment(
     if origin is not None and run.state() is None:
         load_origin(model, task, origin)
     model.to(processes.device)
+    keep_freed_memory()
     try:
         with processes.together():
             # started after building, so that an invalid configuration leaves no folder behind

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import to_dlpack  # pyright: ignore[reportPrivateImportUsage]
+from torch.utils.dlpack import from_dlpack, to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
 from .. import checks
 from ..dispatch import kernel
@@ -80,11 +80,10 @@ def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None
 
 
 def empty_states(batch_size: int, size: int) -> Tensor:
-    """Uninitialised memory for states of `size` numbers each; huge pages make reading large states faster."""
-    data = torch.empty(batch_size, size, dtype=torch.float64)
-    if data.nbytes >= HUGE and kernel is not None:
-        kernel.prefer_huge_pages(to_dlpack(data))
-    return data
+    """Uninitialised memory for states or charts of `size` numbers each; if it is large, from the kernel's pool."""
+    if kernel is not None and 8 * batch_size * size >= HUGE:
+        return from_dlpack(kernel.pooled_array(batch_size, size))
+    return torch.empty(batch_size, size, dtype=torch.float64)
 
 
 def extend(data: Tensor, extension: Extension, steps: Tensor) -> tuple[Tensor, bool]:

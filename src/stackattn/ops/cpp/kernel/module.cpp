@@ -6,13 +6,10 @@
 #include <string>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "arrays.h"
 #include "kernel.h"
 #include "network_module.h"
+#include "pool.h"
 
 // The functions that CMakeLists.txt compiles for one instruction set.
 struct Kernel {
@@ -71,16 +68,6 @@ const Kernel* choose() {
 const Kernel& kernel() {
   static const Kernel* chosen = choose();
   return *chosen;
-}
-
-// A hint to the system: large memory that is read repeatedly is faster in huge pages.
-void prefer_huge_pages(const Array& array) {
-#if defined(__linux__)
-  constexpr uintptr_t kPage = 4096;
-  const auto begin = reinterpret_cast<uintptr_t>(array.data());
-  const uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = (begin + array.nbytes()) / kPage * kPage;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
 }
 
 template <class Function>
@@ -349,7 +336,7 @@ int overflow(int x) { return x + 2147483647; }  // another one
 
 // Version of the functions below. When one is added, removed or gets other arguments (those of network_module.cpp too),
 // increase it here and in ops/dispatch.py, which does not use a kernel that was built from other sources.
-constexpr int INTERFACE = 6;
+constexpr int INTERFACE = 7;
 
 // Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
 // outputs are written in place. Each call returns the fields of a Report.
@@ -370,7 +357,8 @@ NB_MODULE(_kernel, m) {
   m.def("read_beyond", &read_beyond);
   m.def("overflow", &overflow);
 #endif
-  m.def("prefer_huge_pages", &prefer_huge_pages, arg("array"));
+  m.def("pooled_array", &pooled_array, arg("rows"), arg("columns"));
+  m.def("pooled_bytes", [] { return pool().kept(); });
   m.def("state_size", &state_size, arg("states"), arg("symbols"), arg("steps"));
   m.def("extend", &extend, arg("data"), arg("before"), arg("superposition"), arg("steps"), arg("weights"), lengths,
         arg("threads"));
