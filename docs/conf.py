@@ -7,6 +7,8 @@ lead to pages of the site, just as they do in the repository.
 import re
 from pathlib import Path
 
+from sphinx.errors import SphinxError
+
 import stackattn
 
 project = "stackattn"
@@ -69,12 +71,13 @@ def check_files(app, exception):
     if exception is not None:
         return
     missing = set()
-    for page in Path(app.outdir).rglob("*.html"):
+    pages = Path(app.outdir).rglob("*.html")
+    for page in (page for page in pages if "_static" not in page.parts):  # _static has parts of pages
         for target in re.findall(r'<(?:img|a|script|link)\b[^>]*?\s(?:src|href)="([^"#?:]+)["#?]', page.read_text()):
             if not (page.parent / target).exists():
                 missing.add(f"{page.relative_to(app.outdir)}: {target}")
     if missing:
-        raise ValueError(f"expected the files of all links, found none of: {', '.join(sorted(missing))}")
+        raise SphinxError(f"expected the files of all links, found none of: {', '.join(sorted(missing))}")
 
 
 def setup(app):
