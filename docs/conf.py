@@ -5,6 +5,9 @@ lead to pages of the site, just as they do in the repository.
 """
 
 import re
+from pathlib import Path
+
+from sphinx.errors import SphinxError
 
 import stackattn
 
@@ -40,6 +43,7 @@ html_extra_path = ["_root"]
 html_css_files = ["site.css"]
 html_copy_source = False
 
+myst_enable_extensions = ["html_image"]  # copies the images of <img> to the site
 myst_heading_anchors = 4  # anchors of headings in the form that GitHub uses
 nb_execution_mode = "cache"
 nb_execution_timeout = 600  # it takes seconds on an idle machine
@@ -62,5 +66,20 @@ def prepare_docstring(app, what, name, obj, options, lines):
     lines[:] = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text).splitlines()
 
 
+def check_files(app, exception):
+    """Fail if a page shows or links to a file that the site lacks; Sphinx does not check those in HTML blocks."""
+    if exception is not None:
+        return
+    missing = set()
+    pages = Path(app.outdir).rglob("*.html")
+    for page in (page for page in pages if "_static" not in page.parts):  # _static has parts of pages
+        for target in re.findall(r'<(?:img|a|script|link)\b[^>]*?\s(?:src|href)="([^"#?:]+)["#?]', page.read_text()):
+            if not (page.parent / target).exists():
+                missing.add(f"{page.relative_to(app.outdir)}: {target}")
+    if missing:
+        raise SphinxError(f"expected the files of all links, found none of: {', '.join(sorted(missing))}")
+
+
 def setup(app):
+    app.connect("build-finished", check_files)
     app.connect("autodoc-process-docstring", prepare_docstring, priority=100)  # before napoleon

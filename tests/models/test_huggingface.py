@@ -163,6 +163,8 @@ def test_outputs_keep_the_positions_of_layers(architecture):
     assert len(result.hidden_states) == LAYERS + 1
     inserted = make(architecture, "inserted", attn_implementation="eager")
     assert [x.dim() for x in inserted(prompts(2, 6), output_attentions=True).attentions] == [4] * LAYERS
+    model.set_attn_implementation("sdpa")  # returns no weights, so there are no positions to keep
+    assert model(prompts(2, 6), output_attentions=True).attentions == ()
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from ...nn import StackAttention, StackSpec, parse_layers
@@ -29,10 +30,14 @@ class CachedStackAttention(nn.Module):
         stack: the stack attention layer.
         layer_idx: index in the model's cache: that of the layer whose attention it replaces, or beyond all layers.
         dropout: dropout rate of the output.
+        config: configuration of the model; None: assume that the other layers return their weights.
     """
 
-    def __init__(self, stack: StackAttention, layer_idx: int, dropout: float = 0.0):
+    def __init__(
+        self, stack: StackAttention, layer_idx: int, dropout: float = 0.0, config: PreTrainedConfig | None = None
+    ):
         super().__init__()
+        self.config = config
         self.stack = stack
         self.layer_idx = layer_idx
         self.dropout = nn.Dropout(dropout)
@@ -56,7 +61,10 @@ class CachedStackAttention(nn.Module):
             y = attend(hidden_states, None)
         else:
             y = without_padding_anywhere(attend, hidden_states, real)
-        return self.dropout(y), self.no_weights()
+        # Only eager attention returns weights; without those of the other layers, None would not be at its position.
+        if self.config is None or self.config._attn_implementation == "eager":
+            self.no_weights()
+        return self.dropout(y), None
 
 
 class InsertedStack(nn.Module):
@@ -123,22 +131,25 @@ def place_stacks(
     """
     for i, inserted in build_inserted(config.inserted_stacks, len(layers), d_model, dropout, make_norm):
         layers[i] = layer_class(config, i, inserted)
-    for i, stack in replaced_attention(config.stack_layers, len(layers), d_model, dropout):
+    for i, stack in replaced_attention(config, len(layers), d_model, dropout):
         setattr(layers[i], attention, stack)
 
 
-def replaced_attention(layers: str | None, count: int, d_model: int, dropout: float) -> Iterator[tuple[int, nn.Module]]:
+def replaced_attention(
+    config: Any, count: int, d_model: int, dropout: float
+) -> Iterator[tuple[int, CachedStackAttention]]:
     """The indices of the layers that `stack_layers` gives a stack, with their new attention.
 
     Raises:
-        ValueError: `layers` does not have `count` layers.
+        ValueError: `stack_layers` does not have `count` layers.
     """
+    layers = config.stack_layers
     specs = parse_layers(layers or count, "stack_layers")
     if len(specs) != count:
         raise ValueError(f"stack_layers: expected {count} layers in total, got {len(specs)} in {layers!r}")
     for i, spec in enumerate(specs):
         if isinstance(spec, StackSpec):
-            yield i, CachedStackAttention(spec.build(d_model), i, dropout)
+            yield i, CachedStackAttention(spec.build(d_model), i, dropout, config)
 
 
 def build_inserted(

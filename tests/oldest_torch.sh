@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The tests with the oldest versions of .github/oldest.txt on a machine without a GPU: tests/oldest_torch.sh [TEST...]
+# PyPI has torch 2.6 only with CUDA. Its libraries need gigabytes of CUDA packages to be loaded, but call none of them
+# without a GPU: all but the two smallest are replaced by libraries whose functions abort. Downloads about 780 MB.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$PWD/build/oldest-torch
+pip="$folder/bin/python -m pip install --quiet --disable-pip-version-check"
+[ -x "$folder/bin/python" ] || python3 -m venv "$folder"
+read -r torch numpy rich safetensors yaml < <(grep -E '^(torch|numpy|rich|safetensors|PyYAML)==' .github/oldest.txt | xargs)
+$pip "$numpy" "$rich" "$safetensors" "$yaml" filelock fsspec jinja2 networkx sympy==1.13.1 typing-extensions \
+  pytest hypothesis matplotlib sacrebleu sentencepiece "protobuf>=5"
+$pip --no-deps "$torch" nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cupti-cu12==12.4.127
+PIP_BUILD_CONSTRAINT=$PWD/constraints.txt $pip --no-deps --force-reinstall .
+
+packages=$(echo "$folder"/lib/python*/site-packages)
+libraries=$folder/libraries
+mkdir -p "$libraries"
+nm -D --undefined-only "$packages"/torch/lib/*.so | awk '$1 == "U" { sub("@.*", "", $2); print $2 }' | sort -u |
+  grep -E '^(cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvrtc|cu[A-Z])' |
+  awk 'BEGIN { print "#include <stdlib.h>" } { print "void " $1 "(void) { abort(); }" }' > "$libraries/functions.c"
+for name in $(readelf -d "$packages"/torch/lib/*.so | grep -oE 'lib(cublas|cublasLt|cudnn|cufft|curand|cusolver|cusparse|cusparseLt|nccl|nvrtc)\.so\.[0-9]+' | sort -u); do
+  gcc -shared -fPIC -Wl,-soname,"$name" -o "$libraries/$name" "$libraries/functions.c"
+done
+export LD_LIBRARY_PATH=$libraries:$packages/nvidia/cuda_runtime/lib:$packages/nvidia/cuda_cupti/lib
+"$folder/bin/python" -c 'import stackattn, torch; print("torch", torch.__version__, stackattn.backends()["cpp"])'
+"$folder/bin/python" -m pytest -m "not slow" "${@:-tests}"
