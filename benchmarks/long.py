@@ -24,6 +24,12 @@ def stack_layer(shape: Shape, notation: str) -> Step:
     return _training(layer, shape, layer)
 
 
+def by_weights(shape: Shape, notation: str) -> Step:
+    """The same layer by way of all attention weights, as if they were asked for."""
+    layer = _stack_layer(notation)
+    return _training(layer, shape, lambda x: layer(x, return_weights=True)[0])
+
+
 def forward_pass(shape: Shape, notation: str) -> Step:
     layer, x = _stack_layer(notation).requires_grad_(False), torch.randn(shape.B, shape.T, D_MODEL)
     return Step(lambda: (layer(x),))

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from . import long, models, sentences, steps, translation
 from .steps import Shape, Step
-from .targets import RATE, TRANSFORMER_LAYER
+from .targets import BY_WEIGHTS, RATE, TRANSFORMER_LAYER
 
 OPERATOR_TESTS = ("tests/ops",)
 LIMIT_TESTS = ("tests/ops/test_window.py", "tests/ops/test_window_states.py", "tests/ops/test_vectors.py")
@@ -53,8 +53,16 @@ def _model_case(
     return Case(about, "BT", (shape,), _models(build, names), tests)
 
 
-def _windows(build: Callable[..., Step]) -> dict[str, Contender]:
-    return {f"window {w}": Contender(partial(build, notation=f"nondeterministic-3-3-5w{w}")) for w in (32, 64)}
+LIMITED = {
+    "window 32": "nondeterministic-3-3-5w32",
+    "window 64": "nondeterministic-3-3-5w64",
+    "superposition, depth 64": "superposition-64d64",
+}
+EXACT = {"nondeterministic": "nondeterministic-3-3-5", "superposition": "superposition-64"}
+
+
+def _layers(build: Callable[..., Step], notations: dict[str, str], longest: int = 10**9) -> dict[str, Contender]:
+    return {name: Contender(partial(build, notation=text), longest) for name, text in notations.items()}
 
 
 LENGTHS = (40, 60, 80, 100, 200, 400, 800)
@@ -152,14 +160,27 @@ CASES = {
         "A layer on long sequences, beside nn.TransformerEncoderLayer(64, 4, 256).",
         "BT",
         (Shape(T=1000), Shape(T=2000), Shape(T=4000)),
-        {TRANSFORMER_LAYER: Contender(long.transformer_layer), **_windows(long.stack_layer)},
+        {
+            TRANSFORMER_LAYER: Contender(long.transformer_layer),
+            **_layers(long.stack_layer, LIMITED | {"superposition": EXACT["superposition"]}),
+        },
+        tests=LIMIT_TESTS,
+    ),
+    "exact-layers": Case(
+        "Exact layers on sentences: as they are, and by way of attention weights and their product with the values.",
+        "BT",
+        (Shape(T=60), Shape(T=200)),
+        {
+            **_layers(long.stack_layer, EXACT),
+            **_layers(long.by_weights, {f"{name}{BY_WEIGHTS}": text for name, text in EXACT.items()}),
+        },
         tests=LIMIT_TESTS,
     ),
     "long-forward": Case(
         "The forward pass of a layer on one very long sequence.",
         "BT",
         (Shape(B=1, T=100_000),),
-        _windows(long.forward_pass),
+        _layers(long.forward_pass, LIMITED),
         tests=LIMIT_TESTS,
     ),
     "long-decoding": Case(
@@ -167,8 +188,8 @@ CASES = {
         "BT",
         (Shape(T=200), Shape(T=10_000)),
         {
-            **_windows(long.decoding),
-            "no window": Contender(partial(long.decoding, notation="nondeterministic-3-3-5"), longest=200),
+            **_layers(long.decoding, LIMITED),
+            **_layers(long.decoding, {"no window": EXACT["nondeterministic"]}, longest=200),
         },
         tests=LIMIT_TESTS,
     ),

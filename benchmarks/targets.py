@@ -19,11 +19,17 @@ TRAINING_STEPS = (  # model, PyTorch's counterpart, threads, largest ratio of th
 )
 TRANSFORMER_LAYER = "nn.TransformerEncoderLayer"
 LONG = (  # contender, steps, largest ratio of its time to that of the transformer layer
+    ("superposition", 1000, 1.1),
+    ("superposition", 4000, 2.4),
+    ("superposition, depth 64", 1000, 0.18),
+    ("superposition, depth 64", 4000, 0.07),
     ("window 32", 1000, 2.0),
     ("window 32", 4000, 0.8),
     ("window 64", 1000, 5.5),
     ("window 64", 4000, 2.1),
 )
+LIMITED = ("window 64", "superposition, depth 64")
+BY_WEIGHTS = ", weights times values"
 RATE = "2048^3 float64 mm"  # the contender that shows the machine's rate
 
 
@@ -141,8 +147,14 @@ TARGETS = (
         for name, T, limit in LONG
     ),
     *(
-        Target(f"window 64, {what}(T=4000) / {what}(T=2000)", _growth(4000, key, "long", "window 64"), 2.2)
+        Target(f"{name}, {what}(T=4000) / {what}(T=2000)", _growth(4000, key, "long", name), 2.2)
+        for name in LIMITED
         for what, key in (("time", "total"), ("memory", "peak"))
+    ),
+    *(
+        Target(f"{name} layer, T={T}, over{BY_WEIGHTS[1:]}", _ratio("exact-layers", name, name + BY_WEIGHTS, T=T), 1)
+        for name in ("nondeterministic", "superposition")
+        for T in (60, 200)
     ),
     Target("window 64, T=4000, memory above inputs", _peak("long", "peak", "window 64", T=4000), 0.5, " GB"),
     Target("window 64, B=1, T=100000, forward", _time("long-forward", "window 64", B=1, T=100_000), 1e4, " ms"),
@@ -152,7 +164,10 @@ TARGETS = (
         1,
         " GB",
     ),
-    Target("window 64, one more step after 10000 steps, over that after 200", _later_step("window 64"), 1.2),
+    *(
+        Target(f"{name}, one more step after 10000 steps, over that after 200", _later_step(name), 1.2)
+        for name in LIMITED
+    ),
     *(
         Target(
             f"training step, {name} over {other}, threads: {threads}",

@@ -89,3 +89,25 @@ except MemoryError:
     print("MemoryError", torch.equal(before, stackattn.superposition_weights(actions[:, :8])))
 """
     assert python("-c", program).stdout == "MemoryError True\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_too_little_memory_for_a_window_is_an_error():
+    """Of the kernel or of PyTorch, whichever asks for the memory; and afterwards the kernel works as before."""
+    program = """
+import resource, torch
+from stackattn import nondeterministic_readings
+shapes = (3, 3, 3, 3), (3, 3, 3, 3), (3, 3, 3), (5,)
+steps = lambda T: [torch.zeros(1, 1, *shape).expand(1, T + (len(shape) == 1), *shape) for shape in shapes]
+few, many = steps(8), steps(200_000)
+before = nondeterministic_readings(*few, window=64)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+for room in (50, 250):  # MB
+    resource.setrlimit(resource.RLIMIT_AS, (used + room * 2**20, resource.RLIM_INFINITY))
+    try:
+        nondeterministic_readings(*many, window=64)
+    except (MemoryError, RuntimeError) as error:
+        print("memory" in str(error), torch.equal(before, nondeterministic_readings(*few, window=64)))
+"""
+    assert python("-c", program).stdout == "True True\n" * 2

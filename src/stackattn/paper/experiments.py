@@ -40,6 +40,8 @@ class Target:
     """Models of other targets that it shows as well."""
     draws: bool = False
     """Whether showing it needs matplotlib."""
+    same_draws: bool = False
+    """Whether all models have the same learning rates and seeds; if not, each cell draws its own, as in the paper."""
     trains: bool = True
     """False if it only shows the runs of another target."""
 
@@ -66,8 +68,6 @@ class Target:
     ) -> list[tuple[Path, Any]]:
         """Run folders and configurations: the first restart of every cell, then the second, and so on.
 
-        Every cell draws its learning rates and seeds independently, as in the paper.
-
         Args:
             out: folder of the runs.
             tasks: tasks to train.
@@ -91,7 +91,10 @@ class Target:
             for model in models
         }
         return [
-            (out / task / model / f"{number:02d}", restart(config, number, cell=f"{task}/{model}"))
+            (
+                out / task / model / f"{number:02d}",
+                restart(config, number, cell=task if self.same_draws else f"{task}/{model}"),
+            )
             for number in restarts
             for (task, model), config in loaded.items()
         ]
@@ -163,6 +166,27 @@ TARGETS = {
         trains=False,
         other_models=tuple(STACKS_ALONE),
         **_FIGURE_2,
+    ),
+    "long": Target(
+        summary="Validity of models with a window or a limited depth, beside the exact ones (not in the paper)",
+        command="cfl",
+        tasks=("dyck", "unmarked-reversal"),
+        models=("nd", "nd-w32", "nd-w64", "sup", "sup-d32", "tf-nd", "tf-nd-w32", "tf-sup", "tf-sup-d32"),
+        restarts=1,
+        show=_shown_by("validity", "show_limited"),
+        draws=True,
+        configs="long",
+        same_draws=True,
+    ),
+    "documents": Target(
+        summary="Perplexity and speed of models of articles, in pieces of 512 tokens (not in the paper)",
+        command="lm",
+        tasks=("wikitext-2",),
+        models=("tf", "tf-sup-d64", "tf-nd-w64"),
+        restarts=1,
+        show=_shown_by("documents"),
+        configs="documents",
+        same_draws=True,
     ),
     "table-2": Target(
         summary="Table 2: perplexities on the Penn Treebank", show=_shown_by("table_2"), **_PENN_TREEBANK

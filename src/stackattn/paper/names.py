@@ -16,8 +16,19 @@ SLUGS = {label: slug for slug, label in LABELS.items()}
 STACKS_ALONE = {"sup": "Sup alone", "nd": "Nd alone"}
 """Labels of models that are not in the paper: one stack layer without positions, and no softmax attention."""
 
-ALL_LABELS = {**LABELS, **STACKS_ALONE}
-"""Label of every model by its slug."""
+LIMITED = {
+    "sup-d32": "Sup alone, depth 32",
+    "nd-w32": "Nd alone, window 32",
+    "nd-w64": "Nd alone, window 64",
+    "tf-sup-d32": "Tf+Sup, depth 32",
+    "tf-nd-w32": "Tf+Nd, window 32",
+    "tf-sup-d64": "Tf+Sup, depth 64",
+    "tf-nd-w64": "Tf+Nd, window 64",
+}
+"""Labels of models whose stacks have a limited depth or a window. The slug of the exact model comes first."""
+
+ALL_LABELS = {**LABELS, **STACKS_ALONE, **LIMITED}
+"""Labels of all models."""
 
 TRANSFORMERS = ("tf", "tf-sup", "tf-nd")
 """Slugs of the models that the paper uses on every task."""

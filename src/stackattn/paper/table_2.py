@@ -43,7 +43,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, config = results_of_test(folder, _measure), TrainingRun(folder).config()
+        test, config = results_of_test(folder, write_test), TrainingRun(folder).config()
         ours = _perplexities(test.get("parameters"), best["perplexity"], test.get("perplexity"))
         rate, batch = f"{config['training']['learning_rate']:.2g}", str(config["data"]["batch_tokens"])
         rows.append([cell.task, LABELS[cell.model], "ours", *ours, str(cell.evaluated), rate, batch])
@@ -91,5 +91,6 @@ def _costs(speed: float | None, minutes: float | None, memory: float | None) -> 
     return [number(speed, ".1f"), number(minutes, ".1f"), number(memory, ",.0f")]
 
 
-def _measure(folder: Path) -> None:
+def write_test(folder: Path) -> None:
+    """Measure the best model of a run on the test set, and write the results to its folder."""
     TrainingRun(folder).write_test(evaluate_run(folder))

@@ -13,7 +13,7 @@ from ..training.sweep import best_of
 from .cells import Cell
 from .figure_2 import LONGEST_SEEN
 from .measurements import measured_once
-from .names import ALL_LABELS
+from .names import ALL_LABELS, LIMITED
 from .tables import publish
 
 LENGTHS, STEP, STRINGS = (40, 400), 60, 30  # 40, 100, 160, ..., 400, and 30 strings of each
@@ -31,8 +31,8 @@ class Curves:
     """Results by length of every restart that has a model."""
 
 
-def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print the table, write it to `out` as `validity.md`, and draw `validity.png` and `.svg`.
+def show(cells: Sequence[Cell], out: Path, name: str = "validity") -> int:
+    """Print the table, write it to `out` as `validity.md`, and draw `validity.png` and `.svg`, or with another name.
 
     Returns:
         An exit code: 1 if no model can be measured.
@@ -51,11 +51,16 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         + [", ".join(f"{restart[-1]['validity']:.4f}" for restart in curves.restarts)]
         for curves in found
     ]
-    if code := publish("validity", header, rows, notes, out):
+    if code := publish(name, header, rows, notes, out):
         return code
-    for path in draw(found, out / "validity"):
+    for path in draw(found, out / name):
         print(f"written to {path}")
     return 0
+
+
+def show_limited(cells: Sequence[Cell], out: Path) -> int:
+    """Like `show`, as `long`."""
+    return show(cells, out, "long")
 
 
 def _measured(cell: Cell) -> Curves | None:
@@ -82,7 +87,10 @@ def draw(found: Sequence[Curves], path: Path) -> list[Path]:
     tasks = list(dict.fromkeys(curves.cell.task for curves in found))
     figure = new_figure(7.5, 2.1 * len(tasks) + 0.7)
     axes = figure.subplots(len(tasks), 2, squeeze=False)
-    styles = {model: (f"C{i}", "--" if model.startswith("lstm") else "-") for i, model in enumerate(ALL_LABELS)}
+    exact = [model for model in ALL_LABELS if model not in LIMITED]
+    styles = {model: (f"C{i}", "--" if model.startswith("lstm") else "-") for i, model in enumerate(exact)}
+    for model in LIMITED:  # the colour of the exact model
+        styles[model] = styles[model.rpartition("-")[0]][0], "-." if model.endswith("64") else ":"
     for pair, task in zip(axes, tasks, strict=True):
         for curves in (curves for curves in found if curves.cell.task == task):
             colour, line = styles[curves.cell.model]
