@@ -116,7 +116,7 @@ def test_charts_stay_in_float64_under_autocast(monkeypatch):
         return weights, memory
 
     monkeypatch.setattr(operators, "nondeterministic", recorded)
-    monkeypatch.setattr(readings, "choose", lambda *_: "torch")
+    monkeypatch.setattr(readings, "choose", lambda *_, **__: "torch")
     with autocast(torch.device("cpu"), "bfloat16"):
         model(torch.randint(TOKENS, (B, T))).sum().backward()
     assert dtypes == [(torch.bfloat16, torch.float64)]

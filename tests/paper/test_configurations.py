@@ -32,7 +32,7 @@ def test_every_cell_has_a_configuration():
         for model in target.models
     }
     assert set(configuration_names()) == cells | {"demo/tf", "demo/tf-nd", "demo/nd"}
-    assert len(cells) == 30 + 10 + 6 + 12
+    assert len(cells) == 30 + 10 + 6 + 12 + 18 + 3
 
 
 @pytest.mark.parametrize("name", configuration_names())
