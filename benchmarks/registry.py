@@ -53,6 +53,19 @@ def _model_case(
     return Case(about, "BT", (shape,), _models(build, names), tests)
 
 
+def _state_case(stack: str, fields: str, full_pass: Callable[..., Step], step_by_step: Callable[..., Step]) -> Case:
+    """A case that compares a stack's operator with its state."""
+    return Case(
+        f"The {stack} stack in one call, and by a state extended one step at a time.",
+        fields,
+        (Shape(T=60),),
+        {
+            "full pass": Contender(partial(full_pass, backend="cpp")),
+            "step by step": Contender(partial(step_by_step, backend="cpp")),
+        },
+    )
+
+
 LIMITED = {
     "window 32": "nondeterministic-3-3-5w32",
     "window 64": "nondeterministic-3-3-5w64",
@@ -90,15 +103,7 @@ CASES = {
             "scale 100": Contender(partial(steps.nondeterministic, backend="cpp", scale=100.0)),
         },
     ),
-    "steps": Case(
-        "The nondeterministic stack in one call, and by a state extended one step at a time.",
-        "BTQS",
-        (Shape(T=60),),
-        {
-            "full pass": Contender(partial(steps.nondeterministic, backend="cpp")),
-            "step by step": Contender(partial(steps.nondeterministic_steps, backend="cpp")),
-        },
-    ),
+    "steps": _state_case("nondeterministic", "BTQS", steps.nondeterministic, steps.nondeterministic_steps),
     "readings": Case(
         "Readings of the nondeterministic stack, by their operator and as weights times values.",
         "BTQSm",
@@ -141,15 +146,7 @@ CASES = {
             "vectors": Contender(steps.superposition_vectors),
         },
     ),
-    "superposition-steps": Case(
-        "The superposition stack in one call, and by a state extended one step at a time.",
-        "BT",
-        (Shape(T=60),),
-        {
-            "full pass": Contender(partial(steps.superposition_full, backend="cpp")),
-            "step by step": Contender(partial(steps.superposition_steps, backend="cpp")),
-        },
-    ),
+    "superposition-steps": _state_case("superposition", "BT", steps.superposition_full, steps.superposition_steps),
     "superposition-training": Case(
         "A training step of one layer of superposition stack attention on long sequences.",
         "BTm",

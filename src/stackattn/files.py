@@ -124,7 +124,7 @@ def json_text(values: Mapping[str, Any]) -> str:
 
 
 def with_crc(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with an additional key `crc32`, by which `check_crc` finds accidental changes."""
+    """Return a JSON object with an additional key `crc32`, from which `check_crc` detects accidental changes."""
     plain = {key: value for key, value in values.items() if key != CRC}
     return {**plain, CRC: _crc(plain)}
 

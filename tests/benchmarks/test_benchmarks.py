@@ -1,4 +1,4 @@
-"""The harness on tiny shapes; whether anything is fast is not a matter of tests."""
+"""The benchmark harness on tiny shapes; speeds are not checked."""
 
 import json
 import sys

@@ -4,7 +4,7 @@ from stackattn.cli import main
 
 
 def check_changed_files(command, config, out, files, capsys):
-    """Truncate each file in turn: report.json still has the fingerprint of the run, but the text is another.
+    """Truncate each file in turn: report.json still has the fingerprint of the run, but the text differs.
 
     `files` maps the splits train and test to a file and its number of lines.
     """

@@ -251,7 +251,7 @@ def test_figure_2_checks_for_matplotlib_before_training(tmp_path, capsys, monkey
     command = ["reproduce", "figure-2", "--out", str(tmp_path / "out")]
     assert main(command) == 2
     assert "drawing figures needs matplotlib: pip install 'stackattn[plot]'" in capsys.readouterr().err
-    assert main([*command, "--job", "1000"]) == 2  # a job draws nothing
+    assert main([*command, "--job", "1000"]) == 2  # a single job draws no figure, so matplotlib is not needed
     assert "--job: expected 0 to" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -95,7 +95,7 @@ def test_generation_reads_only_tokens_and_log_probabilities(monkeypatch, name, d
 
     monkeypatch.setattr(generation, "_on_host", on_host)
     monkeypatch.setattr(generation, "_has_nan", lambda x: False)
-    # Beams and prompts that go on are numbers of the host; copying them to the device is part of reading the tokens.
+    # The indices of unfinished beams and prompts are on the host; their copy to the device belongs to reading tokens.
     monkeypatch.setattr(generation, "_on_device", lambda data, device: torch.zeros(len(data), device=device).long())
     with fake_gpu() as gpu:
         model = on(gpu, name)

@@ -8,18 +8,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from huggingface_models import (  # noqa: E402
-    LAYERS,
-    STACKS,
-    TOKENS,
-    VOCABULARY,
-    attention,
-    generate,
-    layers,
-    make,
-    plain,
-    prompts,
-)
+import huggingface_models as small  # noqa: E402
 
 from stackattn.models.huggingface import CachedStackAttention, StackCacheLayer  # noqa: E402
 from stackattn.nn import SuperpositionStackAttention  # noqa: E402
@@ -36,69 +25,73 @@ WAYS = {
 
 @pytest.mark.parametrize(
     ("stacks", "way"),
-    [*((stacks, "beam") for stacks in STACKS), *(("both", way) for way in WAYS if way != "beam")],
+    [*((stacks, "beam") for stacks in small.STACKS), *(("both", way) for way in WAYS if way != "beam")],
 )
 def test_generation_with_and_without_cache_agree(architecture, stacks, way):
-    model = make(architecture, stacks)
+    model = small.make(architecture, stacks)
     widths = []
-    layers(model)[0].register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
-    cached = generate(model, prompts(), **WAYS[way])
+    small.layers(model)[0].register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
+    cached = small.generate(model, small.prompts(), **WAYS[way])
     assert widths == [5] + [1] * (len(widths) - 1), "one token at a time"
-    assert torch.equal(cached, generate(model, prompts(), use_cache=False, **WAYS[way]))
+    assert torch.equal(cached, small.generate(model, small.prompts(), use_cache=False, **WAYS[way]))
     if stacks != "only stacks":  # without positions, a model of stacks may repeat one token
         assert len({tuple(row[5:]) for row in cached.tolist()}) > 1, "not the same whatever the prompt"
 
 
 def test_greedy_generation_equals_full_passes(architecture):
-    model, tokens = make(architecture), prompts()
-    found = generate(model, tokens, min_new_tokens=12)
+    model, tokens = small.make(architecture), small.prompts()
+    found = small.generate(model, tokens, min_new_tokens=12)
     with torch.no_grad():
         for _ in range(12):
             logits = model(tokens).logits[:, -1]
-            logits[:, TOKENS["eos_token_id"]] = -torch.inf
+            logits[:, small.TOKENS["eos_token_id"]] = -torch.inf
             tokens = torch.cat([tokens, logits.argmax(-1)[:, None]], dim=1)
     assert torch.equal(found, tokens)
 
 
 def test_generation_continues_from_a_cache(architecture):
-    model, tokens = make(architecture, "inserted"), prompts(2)
+    model, tokens = small.make(architecture, "inserted"), small.prompts(2)
     options = {"return_dict_in_generate": True, "min_new_tokens": 4}
-    first = generate(model, tokens, max_new_tokens=4, **options)
-    whole = generate(model, tokens, max_new_tokens=8, min_new_tokens=8)
-    again = generate(model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=4, **options)
+    first = small.generate(model, tokens, max_new_tokens=4, **options)
+    whole = small.generate(model, tokens, max_new_tokens=8, min_new_tokens=8)
+    again = small.generate(model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=4, **options)
     assert torch.equal(again.sequences, whole)
 
 
 def test_generation_from_embeddings(architecture):
-    model, tokens = make(architecture), prompts(2)
+    model, tokens = small.make(architecture), small.prompts(2)
     embeddings = model.get_input_embeddings()(tokens)
     torch.testing.assert_close(model(inputs_embeds=embeddings).logits, model(tokens).logits)
     mask = torch.ones_like(tokens)
     found = model.generate(inputs_embeds=embeddings, attention_mask=mask, max_new_tokens=6)
-    assert torch.equal(found, generate(model, tokens, max_new_tokens=6)[:, 5:])
+    assert torch.equal(found, small.generate(model, tokens, max_new_tokens=6)[:, 5:])
 
 
 def test_generation_returns_scores_states_and_attentions(architecture):
     options = {"output_scores": True, "output_attentions": True, "output_hidden_states": True}
-    model = make(architecture, attn_implementation="eager")
-    result = generate(model, prompts(), min_new_tokens=4, max_new_tokens=4, return_dict_in_generate=True, **options)
+    model = small.make(architecture, attn_implementation="eager")
+    result = small.generate(
+        model, small.prompts(), min_new_tokens=4, max_new_tokens=4, return_dict_in_generate=True, **options
+    )
     assert len(result.scores) == len(result.attentions) == len(result.hidden_states) == 4
-    assert all(len(step) == LAYERS and step[1] is None for step in result.attentions)
+    assert all(len(step) == small.LAYERS and step[1] is None for step in result.attentions)
     assert [tuple(step[0].shape[2:]) for step in result.attentions] == [(5, 5), (1, 6), (1, 7), (1, 8)]
-    assert all(len(step) == LAYERS + 1 for step in result.hidden_states)
+    assert all(len(step) == small.LAYERS + 1 for step in result.hidden_states)
 
 
 @pytest.mark.parametrize("way", ["assistant_model", "prompt_lookup_num_tokens"])
 def test_assisted_decoding_is_refused(architecture, way):
-    model = make(architecture)
+    model = small.make(architecture)
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models, such as Stack"):
-        generate(model, prompts(1), **{way: plain(architecture).double() if way == "assistant_model" else 2})
+        small.generate(
+            model, small.prompts(1), **{way: small.plain(architecture).double() if way == "assistant_model" else 2}
+        )
 
 
-@pytest.mark.parametrize("stacks", STACKS)
+@pytest.mark.parametrize("stacks", small.STACKS)
 @torch.no_grad()
 def test_logits_step_by_step(architecture, stacks):
-    model, tokens = make(architecture, stacks), prompts(2, 9)
+    model, tokens = small.make(architecture, stacks), small.prompts(2, 9)
     whole = model(tokens).logits
     for cache in (None, transformers.DynamicCache(), transformers.DynamicCache(config=model.config)):
         rows = []
@@ -113,16 +106,16 @@ def test_logits_step_by_step(architecture, stacks):
 @torch.no_grad()
 def test_the_last_output_depends_on_the_first_input(architecture):
     """All layers have stacks, so no softmax attention can carry the information."""
-    model, tokens = make(architecture, "only stacks"), prompts(1, 6)
+    model, tokens = small.make(architecture, "only stacks"), small.prompts(1, 6)
     last = model(tokens).logits[0, -1]
-    tokens[0, 0] = (tokens[0, 0] + 1) % VOCABULARY
+    tokens[0, 0] = (tokens[0, 0] + 1) % small.VOCABULARY
     assert (model(tokens).logits[0, -1] - last).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("stacks", ["both", "inserted"])
 @torch.no_grad()
 def test_causal(architecture, stacks):
-    model, tokens = make(architecture, stacks), prompts(2, 6)
+    model, tokens = small.make(architecture, stacks), small.prompts(2, 6)
     logits = model(tokens).logits
     tokens[:, 4] = 0
     changed = (model(tokens).logits != logits).any(2).any(0)
@@ -133,22 +126,22 @@ def test_causal(architecture, stacks):
 @pytest.mark.parametrize("way", ["greedy", "beam"])
 @pytest.mark.parametrize("stacks", ["both", "inserted"])
 def test_padding_on_the_left(architecture, stacks, way, implementation):
-    model, tokens = make(architecture, stacks, attn_implementation=implementation), prompts(3, 6)
+    model, tokens = small.make(architecture, stacks, attn_implementation=implementation), small.prompts(3, 6)
     model.float()  # in float64, the eager softmax of Llama is nan at padding: it overflows in float32
     lengths = torch.tensor([6, 2, 4])
     mask = (torch.arange(6) >= 6 - lengths[:, None]).long()
-    tokens = tokens.where(mask.bool(), TOKENS["pad_token_id"])
-    found = generate(model, tokens, attention_mask=mask, **WAYS[way])
+    tokens = tokens.where(mask.bool(), small.TOKENS["pad_token_id"])
+    found = small.generate(model, tokens, attention_mask=mask, **WAYS[way])
     for row, prompt, n in zip(found, tokens, lengths.tolist(), strict=True):
-        alone = generate(model, prompt[6 - n :][None], **WAYS[way])[0, n:]
+        alone = small.generate(model, prompt[6 - n :][None], **WAYS[way])[0, n:]
         assert row[6 : 6 + len(alone)].tolist() == alone.tolist()
-        assert (row[6 + len(alone) :] == TOKENS["pad_token_id"]).all()
+        assert (row[6 + len(alone) :] == small.TOKENS["pad_token_id"]).all()
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @torch.no_grad()
 def test_padding_on_the_right(architecture, implementation):
-    model, tokens = make(architecture, "inserted", attn_implementation=implementation), prompts(2, 6)
+    model, tokens = small.make(architecture, "inserted", attn_implementation=implementation), small.prompts(2, 6)
     mask = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
     logits = model(tokens, attention_mask=mask).logits
     torch.testing.assert_close(logits[0, :3], model(tokens[:1, :3]).logits[0])
@@ -157,19 +150,19 @@ def test_padding_on_the_right(architecture, implementation):
 
 @torch.no_grad()
 def test_outputs_keep_the_positions_of_layers(architecture):
-    model = make(architecture, "both", attn_implementation="eager")
-    result = model(prompts(2, 6), output_attentions=True, output_hidden_states=True)
+    model = small.make(architecture, "both", attn_implementation="eager")
+    result = model(small.prompts(2, 6), output_attentions=True, output_hidden_states=True)
     assert [None if x is None else x.dim() for x in result.attentions] == [None, 4, None]
-    assert len(result.hidden_states) == LAYERS + 1
-    inserted = make(architecture, "inserted", attn_implementation="eager")
-    assert [x.dim() for x in inserted(prompts(2, 6), output_attentions=True).attentions] == [4] * LAYERS
+    assert len(result.hidden_states) == small.LAYERS + 1
+    inserted = small.make(architecture, "inserted", attn_implementation="eager")
+    assert [x.dim() for x in inserted(small.prompts(2, 6), output_attentions=True).attentions] == [4] * small.LAYERS
     model.set_attn_implementation("sdpa")  # returns no weights, so there are no positions to keep
-    assert model(prompts(2, 6), output_attentions=True).attentions == ()
+    assert model(small.prompts(2, 6), output_attentions=True).attentions == ()
 
 
 @torch.no_grad()
 def test_tuples_equal_outputs_with_names(architecture):
-    model, tokens = make(architecture), prompts()
+    model, tokens = small.make(architecture), small.prompts()
     named = model(tokens, labels=tokens, use_cache=False)
     loss, logits = model(tokens, labels=tokens, use_cache=False, return_dict=False)[:2]
     assert torch.equal(loss, named.loss)
@@ -177,17 +170,17 @@ def test_tuples_equal_outputs_with_names(architecture):
 
 
 def test_embeddings_are_resized(architecture):
-    model = make(architecture)
-    expected = model(prompts()).logits
-    model.resize_token_embeddings(VOCABULARY + 4, mean_resizing=False)
-    found = model(prompts()).logits
-    assert found.shape[-1] == VOCABULARY + 4
-    torch.testing.assert_close(found[..., :VOCABULARY], expected)
+    model = small.make(architecture)
+    expected = model(small.prompts()).logits
+    model.resize_token_embeddings(small.VOCABULARY + 4, mean_resizing=False)
+    found = model(small.prompts()).logits
+    assert found.shape[-1] == small.VOCABULARY + 4
+    torch.testing.assert_close(found[..., : small.VOCABULARY], expected)
 
 
 @torch.no_grad()
 def test_cache_is_repeated_selected_and_reset(architecture):
-    model, tokens = make(architecture), prompts(2, 4)
+    model, tokens = small.make(architecture), small.prompts(2, 4)
     cache = model(tokens, use_cache=True).past_key_values
     assert isinstance(cache.layers[1], StackCacheLayer)
     cache.batch_repeat_interleave(2)
@@ -205,7 +198,7 @@ def test_cache_is_repeated_selected_and_reset(architecture):
 
 @torch.no_grad()
 def test_unsupported_masks_and_caches(architecture):
-    model, tokens = make(architecture), prompts(2, 4)
+    model, tokens = small.make(architecture), small.prompts(2, 4)
     window = torch.ones(4, 4, dtype=torch.bool).tril().triu(-1).expand(2, 1, 4, 4)
     with pytest.raises(ValueError, match=r"attention_mask: .*depends on all earlier steps"):
         model(tokens, attention_mask=window)
@@ -213,25 +206,25 @@ def test_unsupported_masks_and_caches(architecture):
     with pytest.raises(ValueError, match=r"attention_mask: expected only the values 0 and -inf"):
         model(tokens, attention_mask=bias)
     with pytest.raises(ValueError, match=r"past_key_values: expected a DynamicCache, .*StaticLayer in layer 1"):
-        generate(model, tokens, cache_implementation="static", disable_compile=True)
-    filled = plain(architecture).double()(tokens, use_cache=True).past_key_values
+        small.generate(model, tokens, cache_implementation="static", disable_compile=True)
+    filled = small.plain(architecture).double()(tokens, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"past_key_values: .*DynamicLayer in layer 1"):
         model(tokens[:, :1], past_key_values=filled)
 
 
 def test_without_stacks_equals_the_plain_model(architecture):
-    ours = make(architecture, stack_layers=None).float()
-    ours.load_state_dict(plain(architecture).state_dict())
-    assert torch.equal(ours(prompts()).logits, plain(architecture)(prompts()).logits)
+    ours = small.make(architecture, stack_layers=None).float()
+    ours.load_state_dict(small.plain(architecture).state_dict())
+    assert torch.equal(ours(small.prompts()).logits, small.plain(architecture)(small.prompts()).logits)
 
 
 def test_replacing_attention_in_an_existing_model(architecture):
-    model = plain(architecture).double()
-    layer = layers(model)[2]
-    name = next(name for name, child in layer.named_children() if child is attention(layer))
+    model = small.plain(architecture).double()
+    layer = small.layers(model)[2]
+    name = next(name for name, child in layer.named_children() if child is small.attention(layer))
     setattr(layer, name, CachedStackAttention(SuperpositionStackAttention(8).double(), layer_idx=2))
-    cached = generate(model, prompts(), num_beams=3)
-    assert torch.equal(cached, generate(model, prompts(), num_beams=3, use_cache=False))
+    cached = small.generate(model, small.prompts(), num_beams=3)
+    assert torch.equal(cached, small.generate(model, small.prompts(), num_beams=3, use_cache=False))
 
 
 @pytest.mark.parametrize(
@@ -247,4 +240,4 @@ def test_replacing_attention_in_an_existing_model(architecture):
 )
 def test_wrong_number_of_layers(architecture, options, message):
     with pytest.raises(ValueError, match=message):
-        make(architecture, **{"stack_layers": None, **options})
+        small.make(architecture, **{"stack_layers": None, **options})

@@ -85,7 +85,7 @@ def test_table_1(tmp_path, capsys):
     counts = {name: [int(row[f"n = {n}"]) for n in (8, 16, 32)] for name, row in rows.items()}
     first, second, third = counts["softmax"]
     assert first < second < third
-    assert third - second == second - first  # logarithmic: as many more steps for each doubling
+    assert third - second == second - first  # logarithmic: each doubling adds the same number of steps
     for name in ("superposition", "nondeterministic"):
         first, second, third = counts[name]
         assert 2 * second < third < 2.5 * second  # n log n, not n^2

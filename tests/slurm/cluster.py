@@ -183,7 +183,7 @@ class Cluster:
                 if Path(f"/proc/{parent}/comm").read_text() == "slurmstepd\n":
                     found.add(parent)
                 found.add(int(entry.name))
-            except OSError:  # ended, or another user's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
         return found - {process.pid for process in self._processes.values()}
 

@@ -99,7 +99,7 @@ class Array:
                 ours = mark <= set((entry / "environ").read_bytes().split(b"\0"))
                 if ours and b"python" in (entry / "cmdline").read_bytes():
                     os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:  # ended, or another user's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
 
 

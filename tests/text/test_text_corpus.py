@@ -102,7 +102,7 @@ def test_an_inconsistent_report_is_refused(corpus):
 
 
 def test_the_fingerprint_depends_on_the_splits_and_not_on_the_path(tmp_path):
-    """The same text in the same order, divided differently, is another corpus; another path is not."""
+    """The same text in the same order, divided differently, is a different corpus; a copy in another folder is not."""
     first, again = (MonolingualCorpus(write_words(tmp_path / name)).fingerprint for name in ("one", "two/deeper"))
     assert first == again
     moved = write_words(tmp_path / "moved", train=SENTENCES[:-1], validation=[SENTENCES[-1], *SENTENCES[:3]])

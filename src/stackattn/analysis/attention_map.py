@@ -45,7 +45,7 @@ def attention_map(
     Examples::
 
         (trace,) = trace_stacks(model, tokens)
-        figure = attention_map(trace.tops()[0], names, bottom=trace.BOTTOM)
+        figure = attention_map(trace.tops()[0], names, bottom=trace.BOTTOM[0])
         save_figure(figure, "map.svg", "map.png")
     """
     T = len(tokens)

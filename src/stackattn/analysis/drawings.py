@@ -52,7 +52,7 @@ def _draw(stack: TracedStack, tokens: list[str], real: list[int] | None, base: s
     trace, split = stack.trace, stack.trace.split_tops()
     figures = {
         "actions": action_map(trace.actions()[0], tokens, trace.ACTIONS),
-        "attention": attention_map(trace.tops()[0], tokens, real=real, bottom=trace.BOTTOM),
+        "attention": attention_map(trace.tops()[0], tokens, real=real, bottom=trace.BOTTOM[0]),
         "height": height_chart(trace.heights()[0], tokens),
     }
     if split is not None:

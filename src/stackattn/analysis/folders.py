@@ -22,7 +22,7 @@ from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.pieces import PieceTokenizer
 from ..text.vocabulary import Vocabulary
 from ..training.cfl import evaluate_by_length
-from ..training.experiment import config_class, config_of, model_folder
+from ..training.experiment import DIFFERENCE, PERPLEXITY, Metric, config_class, config_of, model_folder
 from ..training.run import RunError, TrainingRun
 from ..training.run_files import CONFIG, METRICS, TEST
 from ..training.translator import Translator
@@ -49,12 +49,10 @@ class RunFolder(ABC):
     saved_test: dict[str, Any] | None
     """Results from test.json, if they belong to the best model."""
 
-    METRIC: ClassVar[str]
-    """Key of the metric by which runs are compared; lower is better."""
-    METRIC_NAME: ClassVar[str]
-    """Its name in tables."""
-    CURVE: ClassVar[tuple[str, str]]
-    """Key and name of the metric of learning curves."""
+    METRIC: ClassVar[Metric]
+    """The metric by which runs are compared; lower is better."""
+    CURVE: ClassVar[Metric]
+    """The metric of learning curves."""
 
     @staticmethod
     def read(folder: Path, name: str) -> RunFolder:
@@ -68,7 +66,7 @@ class RunFolder(ABC):
         config = config_of(config_class(command), folder, values)
         metrics = run.metrics()
         for number, row in enumerate(metrics, 1):
-            for key in (cls.METRIC, cls.CURVE[0]):
+            for key in (cls.METRIC.key, cls.CURVE.key):
                 if row.get(key) is None:
                     raise RunError(f"{folder / METRICS}, line {number}: missing key {key!r}")
         stopped = run.result()["stopped"] if run.finished else "not finished"
@@ -90,7 +88,7 @@ class RunFolder(ABC):
     @property
     def score(self) -> float | None:
         """The metric of the best evaluation."""
-        return None if self.best is None else self.best[self.METRIC]
+        return None if self.best is None else self.best[self.METRIC.key]
 
     @property
     def layers(self) -> str:
@@ -141,9 +139,8 @@ class RunFolder(ABC):
 class LanguageRun(RunFolder):
     """A run of `stackattn cfl`."""
 
-    METRIC: ClassVar[str] = "cross_entropy_difference"
-    METRIC_NAME: ClassVar[str] = "difference"
-    CURVE: ClassVar[tuple[str, str]] = ("cross_entropy_difference", "nats above the language")
+    METRIC: ClassVar[Metric] = DIFFERENCE
+    CURVE: ClassVar[Metric] = Metric(DIFFERENCE.key, "nats above the language")
 
     @cached_property
     def language(self) -> Language:
@@ -187,9 +184,8 @@ class LanguageRun(RunFolder):
 class SentenceRun(RunFolder):
     """A run of `stackattn lm`."""
 
-    METRIC: ClassVar[str] = "perplexity"
-    METRIC_NAME: ClassVar[str] = "perplexity"
-    CURVE: ClassVar[tuple[str, str]] = ("cross_entropy", "nats per token")
+    METRIC: ClassVar[Metric] = PERPLEXITY
+    CURVE: ClassVar[Metric] = Metric("cross_entropy", "nats per token")
 
     @property
     def task(self) -> tuple[Any, ...]:

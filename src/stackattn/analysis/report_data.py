@@ -156,7 +156,7 @@ def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
     else:
         values |= {"corpus": run.data_name}
     if run.best is not None:
-        values |= {run.METRIC_NAME: _score(run), "epoch": str(run.best["epoch"])}
+        values |= {run.METRIC.name: _score(run), "epoch": str(run.best["epoch"])}
     task = study.task_name(run)
     return {
         "name": run.name,
@@ -281,11 +281,12 @@ def _divergence(truth: np.ndarray, log_model: Tensor) -> float:
 
 def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
     trace, first = stack.trace, stack.trace.first
+    bottom, bottom_name = trace.BOTTOM
     found: dict[str, Any] = {
         "name": trace.name,
         "kind": trace.KIND,
-        "bottom": trace.BOTTOM,
-        "bottomName": trace.BOTTOM_NAME,
+        "bottom": bottom,
+        "bottomName": bottom_name,
         "hasStates": trace.HAS_STATES,
         "depth": trace.limit if isinstance(trace, SuperpositionTrace) else None,
         "actionNames": list(trace.ACTIONS),

@@ -83,7 +83,7 @@ def trace_sentence(
     model: nn.Module, vocabulary: Vocabulary, sentence: SelectedSentence, *, names: Sequence[str], seed: int = 0
 ) -> list[TracedSentence]:
     """Run a language model on a sentence and trace the stacks with the given names."""
-    tokens = [*vocabulary.types, "EOS", "BOS", "PAD"]
+    tokens = vocabulary.token_names
     read = [vocabulary.bos, *sentence.target]
     logits, traces = trace_forward(model, torch.tensor([read]))  # (1, n + 1, types and EOS)
     return [_traced(sentence, read, [*sentence.target, vocabulary.eos], tokens, logits, traces, names, seed)]
@@ -93,8 +93,7 @@ def trace_translation(
     model: nn.Module, tokenizer: PieceTokenizer, sentence: SelectedSentence, *, names: Sequence[str], seed: int = 0
 ) -> list[TracedSentence]:
     """Run a translation model on a pair of sentences and trace its encoder and its decoder."""
-    only_source = sorted(set(tokenizer.source_types) - set(tokenizer.target_types))
-    tokens = [*tokenizer.target_types, "UNK", "EOS", *only_source, "BOS", "PAD"]
+    tokens = tokenizer.token_names
     assert sentence.source is not None
     source, read = [*sentence.source, tokenizer.eos], [tokenizer.bos, *sentence.target]
     logits, traces = trace_forward(model, torch.tensor([source]), torch.tensor([read]))

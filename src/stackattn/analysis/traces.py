@@ -52,10 +52,8 @@ class StackTrace(ABC):
     """Name of the kind of stack, as in a layer specification."""
     ACTIONS: ClassVar[tuple[str, str, str]]
     """Names of the last axis of `actions`."""
-    BOTTOM: ClassVar[str]
-    """Symbol of column 0 of `tops`."""
-    BOTTOM_NAME: ClassVar[str]
-    """Meaning of that column."""
+    BOTTOM: ClassVar[tuple[str, str]]
+    """Symbol and name of column 0 of `tops`."""
     HAS_STATES: ClassVar[bool] = False
     """Whether operations have states and stack symbols."""
 
@@ -102,8 +100,7 @@ class SuperpositionTrace(StackTrace):
 
     KIND: ClassVar[str] = SuperpositionStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "no-op", "pop")
-    BOTTOM: ClassVar[str] = "∅"
-    BOTTOM_NAME: ClassVar[str] = "empty"
+    BOTTOM: ClassVar[tuple[str, str]] = ("∅", "empty")
 
     @property
     def probabilities(self) -> Tensor:
@@ -154,8 +151,7 @@ class NondeterministicTrace(StackTrace):
 
     KIND: ClassVar[str] = NondeterministicStackAttention.kind
     ACTIONS: ClassVar[tuple[str, str, str]] = ("push", "replace", "pop")
-    BOTTOM: ClassVar[str] = "⊥"
-    BOTTOM_NAME: ClassVar[str] = "bottom"
+    BOTTOM: ClassVar[tuple[str, str]] = ("⊥", "bottom")
     HAS_STATES: ClassVar[bool] = True
 
     def split_tops(self) -> Tensor:

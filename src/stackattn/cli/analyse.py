@@ -118,7 +118,7 @@ def show(study: Study) -> None:
         table.columns[0].min_width = 20
         table.columns[0].overflow = "fold"
         runs = [studied for studied in study.runs if study.task_name(studied.run) == task]
-        for name in (runs[0].run.METRIC_NAME, "real top", "best run"):
+        for name in (runs[0].run.METRIC.name, "real top", "best run"):
             table.add_column(name, justify="right", no_wrap=True)
         for studied in runs:
             run = studied.run
@@ -133,7 +133,7 @@ def show(study: Study) -> None:
         Console(highlight=False).print(table, "", markup=False)
     if study.baselines():
         print("In brackets: baselines, stacks that know nothing about the language.")
-    names = {studied.run.METRIC_NAME for studied in study.runs}
+    names = {studied.run.METRIC.name for studied in study.runs}
     if "difference" in names:
         what = "cross-entropy minus that of the language itself, in nats per symbol, on validation strings"
         explain("difference", what)

@@ -77,6 +77,11 @@ def add_corpus_of_run(parser: argparse.ArgumentParser, splits: Sequence[str]) ->
     parser.add_argument("--data", metavar="FOLDER", help="folder of the corpus (default: from the run)")
 
 
+def add_new_corpus(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
+    """Add the argument `name` for the folder of a corpus to prepare."""
+    parser.add_argument(name, type=Path, help="folder of the corpus; must not exist", **options)
+
+
 def add_output_file(parser: argparse.ArgumentParser) -> None:
     """Add the option for a file to write instead of standard output."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")

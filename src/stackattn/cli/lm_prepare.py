@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import add_number
+from .arguments import add_new_corpus, add_number
 
 
 def add_arguments(commands: Any) -> None:
@@ -22,6 +22,7 @@ def add_arguments(commands: Any) -> None:
         help="for a part of the treebank: divide its sentences, in order, in these proportions into training, "
         "validation and test sets (default: the standard sections of the whole treebank)",
     )
+    add_new_corpus(treebank, "out")
     plain = commands.add_parser("prepare", help="prepare a corpus from plain text, tokens separated by spaces")
     for split in ("train", "validation", "test"):
         plain.add_argument(
@@ -51,8 +52,7 @@ def add_arguments(commands: Any) -> None:
         help="split words into SentencePiece pieces: learn N pieces from the training text, or use the model in FILE "
         "(default: the tokens are words)",
     )
-    for command in (treebank, plain):
-        command.add_argument("out", type=Path, help="folder of the corpus; must not exist")
+    add_new_corpus(plain, "out")
 
 
 def prepare_treebank(args: argparse.Namespace) -> int:

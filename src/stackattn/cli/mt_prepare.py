@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .arguments import add_number
+from .arguments import add_new_corpus, add_number
 
 
 def add_arguments(commands: Any) -> None:
@@ -27,7 +27,7 @@ def add_arguments(commands: Any) -> None:
             metavar=("SOURCE", "TARGET"),
             help=f"the two files of the {split} set{'' if required else ' (default: no test set)'}",
         )
-    prepare.add_argument("--out", required=True, metavar="FOLDER", help="folder of the corpus; must not exist")
+    add_new_corpus(prepare, "--out", required=True, metavar="FOLDER")
     for name, kind, default, description in (
         ("--max-characters", int, 150, "drop pairs with a sentence of more than N characters"),
         ("--max-ratio", float, 4.0, "drop training pairs with a side more than N times as long as the other"),

@@ -48,6 +48,7 @@ def _read_config(args: argparse.Namespace) -> Any:
     described = args.config is not None or args.preset is not None or (args.set and not TrainingRun(args.out).begun)
     if getattr(args, "resume", False) and not described:
         cls = config_class(args.command)
+        # read in two steps, so that the errors of --set are not attributed to the stored configuration
         return from_values(cls, to_values(config_of(cls, args.out)), args.set, str(Path(args.out) / "config.json"))
     return load_configuration(args.command, args.config, args.set, args.preset)
 

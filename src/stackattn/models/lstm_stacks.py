@@ -133,7 +133,7 @@ class SuperpositionLSTMStack(LSTMStack):
 
 
 @dataclass(frozen=True, repr=False)
-class WeightedStack(State):
+class AutomatonStack(State):
     """A nondeterministic stack as attention weights over all values pushed so far, or, with a window, as readings."""
 
     stack: NondeterministicState | NondeterministicReadingState
@@ -165,16 +165,16 @@ class NondeterministicLSTMStack(LSTMStack):
         # log weights (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
         return split_transitions(self._joined(logits))
 
-    def initial_state(self, batch_size: int) -> WeightedStack:
+    def initial_state(self, batch_size: int) -> AutomatonStack:
         values = self.bottom.sigmoid().expand(batch_size, 1, -1)
         reading = pad(values[:, 0], (0, self.reading_size - values.shape[2]))  # start state, bottom symbol
         sizes = self.num_states, self.num_symbols
         if self.limit is not None:
             stack = NondeterministicReadingState.empty(values[:, 0], *sizes, window=self.limit)
-            return WeightedStack(stack, None, reading)
-        return WeightedStack(NondeterministicState.empty(batch_size, *sizes, device=values.device), values, reading)
+            return AutomatonStack(stack, None, reading)
+        return AutomatonStack(NondeterministicState.empty(batch_size, *sizes, device=values.device), values, reading)
 
-    def step(self, hidden: Tensor, state: WeightedStack, active: Tensor | None, maps: Maps) -> WeightedStack:
+    def step(self, hidden: Tensor, state: AutomatonStack, active: Tensor | None, maps: Maps) -> AutomatonStack:
         logits, value = self.choose(hidden, maps)
         lengths = None if active is None else active.long()
         actions = self._joined(logits[:, None])
@@ -187,7 +187,7 @@ class NondeterministicLSTMStack(LSTMStack):
             reading = (weights.flatten(3)[:, 0].mT @ values).flatten(1)
         if active is not None:
             reading = reading.where(active[:, None], state.reading)
-        return WeightedStack(stack, values, reading)
+        return AutomatonStack(stack, values, reading)
 
     def unroll_lstm(self, inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, maps: Maps) -> Tensor | None:
         if self.limit is not None and self.limit < inputs.shape[1]:

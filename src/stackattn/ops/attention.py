@@ -34,13 +34,13 @@ def causal_attention(
         dropout: probability of dropping an attention weight, from 0 to below 1.
         backend: `"auto"`, `"cpp"`, `"torch"` or `"reference"`.
             `"cpp"` needs float32 on the CPU, `"torch"` is PyTorch's attention, `"reference"` is the formula, with the
-            dropout mask of `"cpp"`. `"auto"` takes `"cpp"` where it can run, otherwise `"torch"`.
+            dropout mask of `"cpp"`. `"auto"` uses `"cpp"` where it can run, otherwise `"torch"`.
 
     Returns:
         (B, T, heads * size)
 
     Raises:
-        TypeError, ValueError: if an argument has the wrong shape, dtype, device or range.
+        TypeError, ValueError: an argument has the wrong shape, dtype or device, or is out of range.
 
     Examples::
 

@@ -19,7 +19,7 @@ INTERFACE = 7
 
 
 class OutdatedKernel(ImportError):
-    """The kernel has another interface than the package: in an editable install, it was not built again."""
+    """The kernel's interface is not the one that the package expects: an editable install has not been rebuilt."""
 
 
 def _load_kernel() -> tuple[ModuleType | None, ImportError | None]:

@@ -35,7 +35,7 @@ def dropout(x: Tensor, p: float, *, residual: Tensor | None = None, relu: bool =
         A tensor of the shape of `x`.
 
     Raises:
-        ValueError: if p is outside of its range, or if both `residual` and `relu` are given.
+        ValueError: `p` is out of range, or both `residual` and `relu` are given.
 
     Examples::
 
@@ -53,7 +53,7 @@ def dropout(x: Tensor, p: float, *, residual: Tensor | None = None, relu: bool =
 
 
 def multipliers(shape: torch.Size, p: float, seed: int) -> Tensor:
-    """What the kernel multiplies numbers of that shape by: 0 or 1 / (1 - p)."""
+    """The factors that the kernel applies to a tensor of this shape: 0 or 1 / (1 - p)."""
     count = shape.numel()
     mask = keep_mask(seed, -(-count // _ROW), _ROW, p).flatten()[:count]
     return mask.reshape(shape) / (1 - p)
@@ -76,7 +76,7 @@ class _Dropout(torch.autograd.Function):
         y = ctx.saved_tensors[0] if ctx.relu else None
         if not torch.is_grad_enabled():
             return network.dropout_backward(grad, y, ctx.p, ctx.seed), residual, None, None, None
-        # A graph of the gradients is wanted, for a second derivative.
+        # The gradients are differentiated themselves, for a second derivative.
         if y is not None:
             return grad * (y > 0) / (1 - ctx.p), residual, None, None, None
         return _Dropout.apply(grad, None, False, ctx.p, ctx.seed), residual, None, None, None

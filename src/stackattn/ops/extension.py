@@ -24,9 +24,8 @@ class Buffer:
 
     def __init__(self, data: Tensor, filled: int):
         self.data = data  # (B, room) float64
-        self.filled = (
-            filled  # number of steps that are written or being written; -1: the state is recomputed from its history
-        )
+        # Number of steps that are written or being written; -1: the state is recomputed from its history.
+        self.filled = filled
         # The last gradient that a backward pass returned. If it arrives unchanged at the next one, it is overwritten.
         self.gradient: Tensor | None = None
         self._lock = threading.Lock()

@@ -23,14 +23,14 @@ def superposition_lstm(
 ) -> Tensor:
     """Hidden states of an LSTM that starts from zeros and an empty stack.
 
-    At each step but the first, the last hidden state chooses actions (softmax) and a value to push (sigmoid), and the
-    top of the stack is part of the input of the step. All tensors must be float32 on the CPU.
+    At each step except the first, the previous hidden state determines the actions (softmax) and the value to push
+    (sigmoid), and the top of the stack is part of the input of the step. All tensors must be float32 on the CPU.
 
     Args:
         inputs: (B, T, 4 h), the contribution of the input and the bias to the gates: input, forget, cell, output.
         weight_reading: (4 h, m), from the reading to the gates.
-        weight_hidden: (4 h, h), from the last hidden state to the gates.
-        map: (3 + m, h), from the last hidden state to the logits of push, no-op and pop and to the value.
+        weight_hidden: (4 h, h), from the previous hidden state to the gates.
+        map: (3 + m, h), from the previous hidden state to the logits of push, no-op and pop and to the value.
         bias: (3 + m,)
 
     Returns:
@@ -56,15 +56,15 @@ def nondeterministic_lstm(
 ) -> Tensor | None:
     """Hidden states of an LSTM that starts from zeros and a nondeterministic stack with only the bottom element.
 
-    At each step but the first, the last hidden state chooses transitions and a value to push (sigmoid); the reading is
-    part of the input of each step. All tensors must be float32 on the CPU.
+    At each step except the first, the previous hidden state determines the transitions and the value to push (sigmoid);
+    the reading is part of the input of each step. All tensors must be float32 on the CPU.
 
     Args:
         inputs: (B, T, 4 h), the contribution of the input and the bias to the gates: input, forget, cell, output.
         weight_reading: (4 h, Q S m), from the reading to the gates.
-        weight_hidden: (4 h, h), from the last hidden state to the gates.
-        map: (Q S (2 Q S + Q) + m, h), from the last hidden state to the log weights of push, replace and pop from each
-            state and symbol, and to the value.
+        weight_hidden: (4 h, h), from the previous hidden state to the gates.
+        map: (Q S (2 Q S + Q) + m, h), from the previous hidden state to the log weights of push, replace and pop from
+            each state and symbol, and to the value.
         bias: (Q S (2 Q S + Q) + m,)
         bottom: (m,), the bottom vector.
         num_states: Q.
@@ -121,7 +121,7 @@ def nondeterministic_reference(*tensors: Tensor, num_states: int) -> Tensor:
 def _loop(
     inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, reading: Tensor, act: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """An LSTM with a first reading; `act` maps the last hidden state to the next one."""
+    """An LSTM that starts with `reading`; `act` maps the previous hidden state to the next reading."""
     hidden = cell = inputs.new_zeros(inputs.shape[0], weight_hidden.shape[1])
     rows = []
     for t in range(inputs.shape[1]):
@@ -186,7 +186,7 @@ class _LSTM(torch.autograd.Function):
 
 
 class _Layout:
-    """Tensors as the kernel wants them: sizes padded to multiples of 8, time first."""
+    """Conversion of tensors to the layout of the kernel: sizes padded to multiples of 8, time first."""
 
     def __init__(self, hidden: int, reading: int, actions: int, value: int):
         self.h, self.reading, self.actions, self.value = hidden, reading, actions, value

@@ -10,7 +10,7 @@ from .cpp import native
 from .dispatch import choose, module_of
 from .lengths import length_mask
 from .pytorch.steps import neutral
-from .registration import NO_SECOND_DERIVATIVES, Operator
+from .registration import operator_with_backward
 from .transitions import join_transitions
 from .window import windowed_weights
 
@@ -92,14 +92,11 @@ def _reference(
 
 
 # The second result is the memory of the charts, which `torch` and `triton` reuse in the backward pass; otherwise empty.
-_op = Operator(
+_op, _op_backward = operator_with_backward(
     "nondeterministic_weights",
-    "(Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, str backend) -> (Tensor, Tensor)",
-)
-_op_backward = Operator(
-    "nondeterministic_weights_backward",
-    "(Tensor grad, Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths, Tensor memory, str backend)"
-    " -> (Tensor, Tensor, Tensor)",
+    "Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths",
+    "str backend",
+    keeps_memory=True,
 )
 
 
@@ -135,19 +132,6 @@ def _(log_push, log_replace, log_pop, lengths, backend):
     B, T, Q, S = log_push.shape[:4]
     size = 0 if backend == "cpp" else module_of(backend).kept_size(T, B, Q, S)
     return log_push.new_empty(B, T, T + 1, Q, S), log_push.new_empty(size, dtype=torch.float64)
-
-
-@_op_backward.fake
-def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (log_push, log_replace, log_pop))
-
-
-@_op.gradient
-def _(inputs, memory, grad, backend):
-    return _op_backward(grad, *inputs, *memory, backend)
-
-
-_op_backward.without_gradient(NO_SECOND_DERIVATIVES)
 
 
 @_op.batched

@@ -17,7 +17,7 @@ from .eager import differentiable_gradients, is_plain
 from .lengths import without_padding
 from .memory import chart_memory
 from .nondeterministic import nondeterministic_weights
-from .registration import NO_SECOND_DERIVATIVES, Operator
+from .registration import operator_with_backward
 from .transitions import join_transitions, split_transitions
 from .window import windowed_readings
 
@@ -69,7 +69,7 @@ def nondeterministic_readings(
     if window is not None and backend != "reference":
         steps = join_transitions(log_push, log_replace, log_pop)
         return windowed_readings(steps, values, lengths, window, backend)
-    if backend == "cpp" and _pays(values):
+    if backend == "cpp" and _kernel_is_faster(values):
         return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
     weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, window=window, backend=backend)
     values = without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
@@ -84,20 +84,22 @@ def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None,
         checks.check_lengths(lengths, transitions)
         backend = choose("auto", transitions.device, *transitions.shape[2:4], windowed=True)
         return windowed_readings(transitions, values, lengths, window, backend)
-    if choose("auto", transitions.device) == "cpp" and _pays(values):
+    if choose("auto", transitions.device) == "cpp" and _kernel_is_faster(values):
         checks.check_lengths(lengths, transitions)
         return _readings(transitions, values, lengths)
     return nondeterministic_readings(*split_transitions(transitions), values, lengths)
 
 
-def _pays(values: Tensor) -> bool:
-    """Whether the kernel's readings are faster than weights times values: the kernel computes in float64, PyTorch's
-    product in the dtype of the values, so values longer than the sequence are better multiplied."""
+def _kernel_is_faster(values: Tensor) -> bool:
+    """Whether the kernel's readings are faster than weights times values.
+
+    The kernel computes in float64, PyTorch's product in the dtype of the values, which is faster for long values.
+    """
     return values.shape[2] <= max(values.shape[1], 16)
 
 
 def _readings(steps: Tensor, values: Tensor, lengths: Tensor | None) -> Tensor:
-    """Of transitions (B, T, Q, S, Q S + Q S + Q), by the kernel."""
+    """The readings of transitions (B, T, Q, S, Q S + Q S + Q), computed by the kernel."""
     if is_plain(steps, values, dtypes=(torch.float32, torch.float64)):
         lengths = checks.copy_lengths(lengths, steps.shape[1])
         keep = torch.is_grad_enabled() and (steps.requires_grad or values.requires_grad)
@@ -126,10 +128,7 @@ class _Readings(torch.autograd.Function):
 
 
 # For torch.compile and torch.func. Charts are not kept.
-_op = Operator("readings", "(Tensor steps, Tensor values, Tensor? lengths) -> Tensor")
-_op_backward = Operator(
-    "readings_backward", "(Tensor grad, Tensor steps, Tensor values, Tensor? lengths) -> (Tensor, Tensor)"
-)
+_op, _op_backward = operator_with_backward("readings", "Tensor steps, Tensor values, Tensor? lengths")
 
 
 @_op.implementation
@@ -150,16 +149,5 @@ def _(steps, values, lengths):
     return steps.new_empty(native.readings_shape(steps, values))
 
 
-@_op_backward.fake
-def _(grad, steps, values, lengths):
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (steps, values))
-
-
-@_op.gradient
-def _(inputs, memory, grad):
-    return _op_backward(grad, *inputs)
-
-
-_op_backward.without_gradient(NO_SECOND_DERIVATIVES)
 _op.batched_over_first_axis()
 _op_backward.batched_over_first_axis()

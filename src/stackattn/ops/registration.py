@@ -17,6 +17,41 @@ _library = torch.library.Library("stackattn", "DEF")
 NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass: use backend='reference'"
 
 
+def operator_with_backward(
+    name: str, tensors: str, options: str = "", *, keeps_memory: bool = False
+) -> tuple[Operator, Operator]:
+    """An operator `name` with one result, and the operator `name_backward` that computes its gradient.
+
+    The arguments of `name_backward` are the gradient of the result, the tensors, `memory` if it is kept, and the
+    options; its results are the gradients of all tensors except `lengths`. It cannot be differentiated.
+
+    Args:
+        name: name of the operator.
+        tensors: the tensors of its signature; the last one is `lengths`.
+        options: the other arguments of its signature.
+        keeps_memory: whether it has a second result, `memory`, which only the backward pass uses.
+    """
+    options = f", {options}" if options else ""
+    operator = Operator(name, f"({tensors}{options}) -> {'(Tensor, Tensor)' if keeps_memory else 'Tensor'}")
+    count = len(operator._tensors) - 1
+    memory = ", Tensor memory" if keeps_memory else ""
+    gradients = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    backward = Operator(f"{name}_backward", f"(Tensor grad, {tensors}{memory}{options}) -> {gradients}")
+
+    @backward.fake
+    def _(grad, *inputs):
+        found = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:count])
+        return found[0] if count == 1 else found
+
+    @operator.gradient
+    def _(inputs, memory, grad, *options):
+        found = backward(grad, *inputs, *memory, *options)
+        return (found,) if count == 1 else found
+
+    backward.without_gradient(NO_SECOND_DERIVATIVES)
+    return operator, backward
+
+
 class Operator:
     """An operator `stackattn::name`; the methods register its implementation, gradient and batching rule."""
 

@@ -9,7 +9,7 @@ from . import checks, reference, vectors
 from .cpp import native
 from .dispatch import choose, module_of
 from .lengths import length_mask, without_padding
-from .registration import NO_SECOND_DERIVATIVES, Operator
+from .registration import operator_with_backward
 
 
 def superposition_weights(
@@ -111,10 +111,7 @@ def _reference(actions: Tensor, lengths: Tensor | None, depth: int | None) -> Te
     return reference.superposition_weights(actions.where(mask, 0.0), depth).where(mask, 0.0)
 
 
-_op = Operator("superposition_weights", "(Tensor actions, Tensor? lengths, str backend) -> Tensor")
-_op_backward = Operator(
-    "superposition_weights_backward", "(Tensor grad, Tensor actions, Tensor? lengths, str backend) -> Tensor"
-)
+_op, _op_backward = operator_with_backward("superposition_weights", "Tensor actions, Tensor? lengths", "str backend")
 
 
 @_op.implementation
@@ -144,16 +141,5 @@ def _(actions, lengths, backend):
     return actions.new_empty(B, T, T)
 
 
-@_op_backward.fake
-def _(grad, actions, lengths, backend):
-    return torch.empty_like(actions, memory_format=torch.contiguous_format)
-
-
-@_op.gradient
-def _(inputs, memory, grad, backend):
-    return (_op_backward(grad, *inputs, backend),)
-
-
-_op_backward.without_gradient(NO_SECOND_DERIVATIVES)
 _op.batched_over_first_axis()
 _op_backward.batched_over_first_axis()

@@ -36,12 +36,16 @@ class PieceTokenizer:
     Args:
         pieces_model: a serialised SentencePiece model.
         source_types, target_types: the pieces that occur in the training text of each language.
+
+    Attributes:
+        token_names: the names of all tokens by id, for people.
     """
 
     def __init__(self, pieces_model: bytes, source_types: Sequence[str], target_types: Sequence[str]):
         self.pieces_model = pieces_model
         self.source_types, self.target_types = sorted(source_types), sorted(target_types)
         only_source = sorted(set(source_types) - set(target_types))
+        self.token_names = [*self.target_types, "UNK", "EOS", *only_source, "BOS", "PAD"]
         self.unk = len(self.target_types)
         self.eos = self.unk + 1
         self.bos = self.eos + 1 + len(only_source)

@@ -64,6 +64,11 @@ class Vocabulary:
         return len(self.types) + 2
 
     @property
+    def token_names(self) -> list[str]:
+        """The names of all tokens by id, for people."""
+        return [*self.types, "EOS", "BOS", "PAD"]
+
+    @property
     def input_size(self) -> int:
         """Number of tokens that a model reads."""
         return len(self.types) + 3

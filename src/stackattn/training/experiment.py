@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import nn
 
@@ -20,6 +20,19 @@ from .run import RunError, TrainingRun
 from .run_files import CONFIG, ENVIRONMENT, METRICS
 
 T = TypeVar("T")
+
+
+class Metric(NamedTuple):
+    """A metric of the evaluations of a run."""
+
+    key: str
+    """Its key in the evaluations."""
+    name: str
+    """Its name in tables and figures."""
+
+
+DIFFERENCE = Metric("cross_entropy_difference", "difference")
+PERPLEXITY = Metric("perplexity", "perplexity")
 
 
 class Experiment(Protocol):
@@ -147,7 +160,7 @@ def perplexity(nats: float) -> float:
 
 def headline(values: dict[str, Any]) -> tuple[str, float]:
     """Return the name and value of the metric by which runs are compared; lower is better."""
-    for key, name in (("cross_entropy_difference", "difference"), ("perplexity", "perplexity")):
+    for key, name in (DIFFERENCE, PERPLEXITY):
         if key in values:
             return name, values[key]
     return "score", values["score"]

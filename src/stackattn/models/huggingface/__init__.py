@@ -5,13 +5,13 @@ Importing this package registers the models with `AutoConfig`, `AutoModel` and `
 Modules:
     attention   stack attention in place of a model's attention, and as an inserted sublayer
     cache       the state of a stack in a cache
-    pretrained  initialisation and saving, and training only the stacks
+    pretrained  registration, initialisation and saving, and training only the stacks
     gpt2        GPT-2
     llama       Llama
 """
 
 try:
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    import transformers  # noqa: F401
 except ImportError as error:
     raise ImportError("stackattn.models.huggingface needs transformers: pip install 'stackattn[hf]'") from error
 
@@ -33,12 +33,3 @@ __all__ = [
     "StackLlamaModel",
     "train_only_stacks",
 ]
-
-for config, base, language_model in (
-    (StackGPT2Config, StackGPT2Model, StackGPT2LMHeadModel),
-    (StackLlamaConfig, StackLlamaModel, StackLlamaForCausalLM),
-):
-    AutoConfig.register(config.model_type, config)
-    AutoModel.register(config, base)
-    AutoModelForCausalLM.register(config, language_model)
-del config, base, language_model

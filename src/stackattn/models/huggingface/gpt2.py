@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Block, GPT
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import NoWeights, WithInsertedStacks, place_stacks
-from .pretrained import StackPreTrainedModel
+from .pretrained import StackPreTrainedModel, register
 
 
 class StackGPT2Config(GPT2Config):
@@ -52,11 +53,6 @@ class _StackGPT2(StackPreTrainedModel, GPT2PreTrainedModel):
         ],
         "cross_attentions": OutputRecorder(GPT2Attention, layer_name=".crossattention", index=1),
     }
-    auto_classes = {  # noqa: RUF012
-        "AutoConfig": "StackGPT2Config",
-        "AutoModel": "StackGPT2Model",
-        "AutoModelForCausalLM": "StackGPT2LMHeadModel",
-    }
 
 
 class StackGPT2Model(_StackGPT2, GPT2Model):
@@ -64,10 +60,7 @@ class StackGPT2Model(_StackGPT2, GPT2Model):
 
     def __init__(self, config: StackGPT2Config):
         super().__init__(config)
-
-        def norm() -> nn.Module:
-            return nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-
+        norm = partial(nn.LayerNorm, config.n_embd, eps=config.layer_norm_epsilon)
         place_stacks(config, self.h, StackGPT2Block, "attn", config.n_embd, config.resid_pdrop, norm)
         self.post_init()
 
@@ -90,3 +83,6 @@ class StackGPT2LMHeadModel(_StackGPT2, GPT2LMHeadModel):
         self.transformer = StackGPT2Model(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.post_init()
+
+
+register(StackGPT2Config, StackGPT2Model, StackGPT2LMHeadModel)

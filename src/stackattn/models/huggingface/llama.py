@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import NoWeights, WithInsertedStacks, place_stacks
-from .pretrained import StackPreTrainedModel
+from .pretrained import StackPreTrainedModel, register
 
 
 class StackLlamaConfig(LlamaConfig):
@@ -57,11 +58,6 @@ class _StackLlama(StackPreTrainedModel, LlamaPreTrainedModel):
             OutputRecorder(NoWeights, layer_name=".self_attn"),
         ],
     }
-    auto_classes = {  # noqa: RUF012
-        "AutoConfig": "StackLlamaConfig",
-        "AutoModel": "StackLlamaModel",
-        "AutoModelForCausalLM": "StackLlamaForCausalLM",
-    }
 
 
 class StackLlamaModel(_StackLlama, LlamaModel):
@@ -69,10 +65,7 @@ class StackLlamaModel(_StackLlama, LlamaModel):
 
     def __init__(self, config: StackLlamaConfig):
         super().__init__(config)
-
-        def norm() -> nn.Module:
-            return LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
+        norm = partial(LlamaRMSNorm, config.hidden_size, eps=config.rms_norm_eps)
         place_stacks(config, self.layers, StackLlamaDecoderLayer, "self_attn", config.hidden_size, 0.0, norm)
         self.post_init()
 
@@ -96,3 +89,6 @@ class StackLlamaForCausalLM(_StackLlama, LlamaForCausalLM):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+
+register(StackLlamaConfig, StackLlamaModel, StackLlamaForCausalLM)

@@ -1,13 +1,13 @@
-"""What the models have in common: initialisation of their stacks, and saved folders that say how to load them."""
+"""What the models have in common: registration, initialisation, and saved folders that say how to load them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from ...files import write_text
 from ...nn import StackAttention
@@ -55,10 +55,11 @@ Without the import, `AutoModelForCausalLM.from_pretrained("path of this folder",
 
 
 class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
-    """Mixin of the models; a model class names its three classes for the Auto classes in `auto_classes`."""
+    """Mixin of the models."""
 
     _is_stateful = True  # a stack cannot remove tokens, which assisted decoding needs
-    auto_classes: dict[str, str]
+    auto_classes: ClassVar[dict[str, str]]
+    """Names of the architecture's classes by Auto class; set by `register`."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -96,6 +97,19 @@ class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
                 parameters=self.num_parameters(),
             )
             write_text(folder / "README.md", card)
+
+
+def register(config: Any, base: type[StackPreTrainedModel], language_model: type[StackPreTrainedModel]) -> None:
+    """Register the three classes of an architecture with the Auto classes, which saved models name."""
+    AutoConfig.register(config.model_type, config)
+    AutoModel.register(config, base)
+    AutoModelForCausalLM.register(config, language_model)
+    for model in (base, language_model):
+        model.auto_classes = {
+            "AutoConfig": config.__name__,
+            "AutoModel": base.__name__,
+            "AutoModelForCausalLM": language_model.__name__,
+        }
 
 
 def train_only_stacks(model: nn.Module) -> int:

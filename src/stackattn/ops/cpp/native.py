@@ -1,8 +1,8 @@
 """Calls of the C++ kernel with tensors.
 
 Tensors are passed as DLPack capsules, and the kernel checks device, dtype, shape and layout before it takes an address
-(kernel/arrays.h): a wrong tensor raises, also under `python -O`. A capsule costs 0.25 us; passing the tensor itself,
-whose `__dlpack__` is written in Python, would cost 2.3 us.
+(kernel/arrays.h): a wrong tensor raises an error, even under `python -O`. A capsule costs 0.25 us; passing the tensor
+itself, whose `__dlpack__` is written in Python, would cost 2.3 us.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def retract(
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x` in contiguous rows that begin on 64-byte boundaries: PyTorch allocates so, saved-tensor hooks may not."""
+    """`x` in contiguous rows that begin on 64-byte boundaries, which tensors from saved-tensor hooks may not have."""
     x = x.resolve_neg()
     if x.stride(1) == 1 and x.data_ptr() % 64 == 0 and x.stride(0) % 8 == 0:
         return x

@@ -4,6 +4,7 @@
 - chart.py: the chart of whole sequences
 - columns.py: the chart one column at a time, for states
 - vectors.py: the superposition stack as its vectors
+- window.py: rows of the windowed stack
 - steps.py: transition weights of a chart's steps, and their gradients
 - extended.py: numbers with a separate exponent, which neither overflow nor underflow
 - log_chart.py: the chart in log space, for sampling and the best run

@@ -11,19 +11,22 @@
 #include <vector>
 
 #include "arithmetic.h"
+#include "step_weights.h"
 #include "workspace.h"
 
 namespace STACKATTN_KERNEL {
 namespace {
 
 template <class A>
-class Chart {
+class Chart : public StepWeights<A> {
   using Ptr = typename A::Ptr;
   using Value = typename A::Value;
   using Product = Term<Ptr>;
 
  public:
-  const int n, Q, S, QS;
+  using StepWeights<A>::n, StepWeights<A>::Q, StepWeights<A>::S, StepWeights<A>::QS;
+  using StepWeights<A>::push, StepWeights<A>::repl, StepWeights<A>::pop;
+  using StepWeights<A>::dpush, StepWeights<A>::drepl, StepWeights<A>::dpop;
   const int b;   // time points in a block
   const int ld;  // length of a tile's row: b * Q
   const int blocks;
@@ -38,17 +41,16 @@ class Chart {
   // the number of values that a derived class takes.
   Chart(Workspace& work, int n, int Q, int S, bool superposition, bool with_gradient, long columns = 0,
         double* kept = nullptr, long extra = 0)
-      : n(n), Q(Q), S(S), QS(Q * S), b(block_size(Q, n)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
+      : StepWeights<A>(n, Q, S), b(block_size(Q, n)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
         tiles_(long(blocks) * (blocks + 1) / 2 * ld * ld),
-        panels_(columns ? long(blocks) * ld * columns : long(blocks) * (blocks + 1) / 2 * ld * b),
-        steps_(long(n) * (2 * QS * QS + QS * Q)), columns_(columns), work_(work), kept_(kept) {
+        panels_(columns ? long(blocks) * ld * columns : long(blocks) * (blocks + 1) / 2 * ld * b), columns_(columns),
+        work_(work), kept_(kept) {
+    const auto take = [this](long count) { return this->take(count); };
     work.start(A::kPlanes * ((kept ? 0 : forward_size()) + with_gradient * gradient_size() + extra + 8));
     D_ = take(S * tiles_);
     P_ = take(S * tiles_);
     F_ = take(S * panels_);
-    push_ = take(long(n) * QS * QS);
-    repl_ = take(long(n) * QS * QS);
-    pop_ = take(long(n) * QS * Q);
+    this->take_steps(take);
     alpha_ = take(long(n + 1) * QS);
     mass_ = take(n + 1);
     kept_ = nullptr;
@@ -58,9 +60,7 @@ class Chart {
       dP_ = take(S * tiles_);
       dF_ = take(S * panels_);
       dFT_ = take(S * panels_);
-      dpush_ = take(long(n) * QS * QS);
-      drepl_ = take(long(n) * QS * QS);
-      dpop_ = take(long(n) * QS * Q);
+      this->take_step_gradients(take);
       dalpha_ = take(long(n + 1) * QS);
     }
   }
@@ -75,13 +75,6 @@ class Chart {
     return S * (2 * tiles + panels) + n * (2 * QS * QS + QS * Q) + (n + 1) * (QS + 1) + 64;
   }
 
-  // Weights of step t = 1..n, as matrices (q,x) x (r,y), (q,x) x (r,y) and (q,x) x r.
-  Ptr push(int t) const { return push_ + long(t - 1) * QS * QS; }
-  Ptr repl(int t) const { return repl_ + long(t - 1) * QS * QS; }
-  Ptr pop(int t) const { return pop_ + long(t - 1) * QS * Q; }
-  Ptr dpush(int t) const { return dpush_ + long(t - 1) * QS * QS; }
-  Ptr drepl(int t) const { return drepl_ + long(t - 1) * QS * QS; }
-  Ptr dpop(int t) const { return dpop_ + long(t - 1) * QS * Q; }
   Value mass(int t) const { return A::get(mass_, t); }
 
   // F[. -> t][r, y] as a row over i (shifted by one), and its gradient.
@@ -100,9 +93,7 @@ class Chart {
   void clear_weight_gradients() { A::clear(dFT_, S * panels_); }
 
   void backward() {
-    A::clear(dpush_, long(n) * QS * QS);
-    A::clear(drepl_, long(n) * QS * QS);
-    A::clear(dpop_, long(n) * QS * Q);
+    this->clear_step_gradients();
     A::clear(dalpha_, long(n + 1) * QS);
     for (int T = blocks - 1; T >= 0; --T) unfill_panel(T);
     transpose_panels();
@@ -116,13 +107,13 @@ class Chart {
   }
 
  protected:
-  long tiles_, panels_, steps_, columns_;
+  long tiles_, panels_, columns_;
   Workspace& work_;
   double* kept_;                             // where `take` takes from; null: the workspace
   Ptr D_, P_, F_, DT_, dD_, dP_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
-  Ptr push_, repl_, pop_, dpush_, drepl_, dpop_, alpha_, dalpha_, mass_;
+  Ptr alpha_, dalpha_, mass_;
 
-  long gradient_size() const { return 3 * S * tiles_ + 2 * S * panels_ + steps_ + long(n + 1) * QS + 72; }
+  long gradient_size() const { return 3 * S * tiles_ + 2 * S * panels_ + this->steps_size() + long(n + 1) * QS + 72; }
   Ptr take(long count) {
     const long room = (count + 7) / 8 * 8;
     double* memory = kept_ ? kept_ : work_.take(A::kPlanes * room);

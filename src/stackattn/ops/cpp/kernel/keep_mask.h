@@ -1,5 +1,5 @@
 // Which numbers dropout keeps: a function of (seed, row, column), so that the backward pass draws the same mask again
-// and that nothing depends on the number of threads. stackattn/ops/keep_mask.py is the same function in PyTorch.
+// and nothing depends on the number of threads. stackattn/ops/keep_mask.py is the same function in PyTorch.
 #pragma once
 #include "floats.h"
 #include "network.h"

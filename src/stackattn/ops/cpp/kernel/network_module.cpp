@@ -30,6 +30,15 @@ DropoutRate rate(double p, uint64_t seed) {
   return {p, seed};
 }
 
+// The shape of the array that dropout is applied to, and the rate.
+struct DropoutCall {
+  const Shape shape;
+  const int64_t count;
+  const DropoutRate drop;
+  DropoutCall(const Array& x, const char* name, double p, uint64_t seed)
+      : shape(any_shape(x, name)), count(x.size()), drop(rate(p, seed)) {}
+};
+
 // The sizes of packed queries, keys and values (B, T, 3 * heads * size), and the lengths.
 class AttentionCall {
  public:
@@ -206,25 +215,21 @@ void add_network(nb::module_& m, const Network& network) {
   m.def(
       "dropout",
       [&network](Array x, Array residual, bool relu, double p, uint64_t seed, Array y, int threads) {
-        const Shape shape = any_shape(x, "x");
-        const float* in = input(x, "x", shape);
-        const float* add = optional_input(residual, "residual", shape);
-        float* out = output(y, "y", shape);
-        const DropoutRate drop = rate(p, seed);
-        const int64_t count = x.size();
-        released([&] { network.dropout.forward(count, drop, threads, relu, in, add, out); });
+        const DropoutCall call(x, "x", p, seed);
+        const float* in = input(x, "x", call.shape);
+        const float* add = optional_input(residual, "residual", call.shape);
+        float* out = output(y, "y", call.shape);
+        released([&] { network.dropout.forward(call.count, call.drop, threads, relu, in, add, out); });
       },
       arg("x"), arg("residual").none(), arg("relu"), arg("p"), arg("seed"), arg("y"), arg("threads"));
   m.def(
       "dropout_backward",
       [&network](Array y, Array grad, double p, uint64_t seed, Array grad_x, int threads) {
-        const Shape shape = any_shape(grad, "grad");
-        const float* made = optional_input(y, "y", shape);
-        const float* in = input(grad, "grad", shape);
-        float* out = output(grad_x, "grad_x", shape);
-        const DropoutRate drop = rate(p, seed);
-        const int64_t count = grad.size();
-        released([&] { network.dropout.backward(count, drop, threads, made, in, out); });
+        const DropoutCall call(grad, "grad", p, seed);
+        const float* made = optional_input(y, "y", call.shape);
+        const float* in = input(grad, "grad", call.shape);
+        float* out = output(grad_x, "grad_x", call.shape);
+        released([&] { network.dropout.backward(call.count, call.drop, threads, made, in, out); });
       },
       arg("y").none(), arg("grad"), arg("p"), arg("seed"), arg("grad_x"), arg("threads"));
   m.def("sum_of_products", [&network](Array a, Array b, Array out, int threads) {

@@ -1,4 +1,4 @@
-// What module.cpp calls to add attention and dropout to the Python module.
+// What module.cpp calls to add attention, dropout and LSTMs to the Python module.
 #pragma once
 #include <nanobind/nanobind.h>
 

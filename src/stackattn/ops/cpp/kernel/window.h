@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arithmetic.h"
+#include "step_weights.h"
 #include "workspace.h"
 
 namespace STACKATTN_KERNEL {
@@ -22,23 +23,26 @@ inline double log_of(Linear, double x) { return std::log(x); }
 inline double log_of(Extended, Extended::Value x) { return std::log(x.m) + x.e * 0.6931471805599453; }
 
 template <class A>
-class WindowChart {
+class WindowChart : public StepWeights<A> {
   using Ptr = typename A::Ptr;
   using Value = typename A::Value;
   using Product = Term<Ptr>;
   static constexpr int b = 8;
 
  public:
-  const int n, Q, S, QS, m, window;
+  using StepWeights<A>::n, StepWeights<A>::Q, StepWeights<A>::S, StepWeights<A>::QS;
+  using StepWeights<A>::push, StepWeights<A>::repl, StepWeights<A>::pop;
+  using StepWeights<A>::dpush, StepWeights<A>::drepl, StepWeights<A>::dpop;
+  const int m, window;
   const int W;    // length of a row's parts: m values, alpha and zeros up to a whole number of vectors
   const long ld;  // length of a chart's rows
 
   WindowChart(Workspace& work, int n, int Q, int S, int m, int window, bool with_gradient)
-      : n(n), Q(Q), S(S), QS(Q * S), m(m), window(window), W((m + 8) / 8 * 8), ld((window + 7 + b) / b * b * long(Q)),
+      : StepWeights<A>(n, Q, S), m(m), window(window), W((m + 8) / 8 * 8), ld((window + 7 + b) / b * b * long(Q)),
         chart_(S * long(n + 1) * Q * ld), rows_(S * long(n + 1) * Q * W), logs(n + 1), scales_(window + 1),
         terms_(2 * S + window / b + 3) {
-    const long steps = long(n) * (2 * QS * QS + QS * Q), values = long(n + 1) * W, scaled = S * long(window) * Q * W;
-    const long sizes = 2 * chart_ + rows_ + steps + values,
+    const long values = long(n + 1) * W, scaled = S * long(window) * Q * W;
+    const long sizes = 2 * chart_ + rows_ + this->steps_size() + values,
                gradients = sizes + S * Q * W + b * long(Q) * W + long(window) * Q * Q;
     work.start(A::kPlanes * (sizes + scaled + with_gradient * gradients + 512));
     const auto take = [&](long count) {
@@ -46,22 +50,14 @@ class WindowChart {
       return A::at(work.take(A::kPlanes * whole), whole);
     };
     D_ = take(chart_), P_ = take(chart_), F_ = take(rows_), scaled_ = take(scaled), values_ = take(values);
-    push_ = take(long(n) * QS * QS), repl_ = take(long(n) * QS * QS), pop_ = take(long(n) * QS * Q);
+    this->take_steps(take);
     if (!with_gradient) return;
     dD_ = take(chart_), dP_ = take(chart_), dF_ = take(rows_), dvalues_ = take(values);
-    dpush_ = take(long(n) * QS * QS), drepl_ = take(long(n) * QS * QS), dpop_ = take(long(n) * QS * Q);
+    this->take_step_gradients(take);
     moved_ = take(S * Q * W), given_ = take(b * long(Q) * W), column_ = take(long(window) * Q * Q);
     A::clear(dP_, chart_), A::clear(dF_, rows_), A::clear(dvalues_, values);
-    A::clear(dpush_, long(n) * QS * QS), A::clear(drepl_, long(n) * QS * QS), A::clear(dpop_, long(n) * QS * Q);
+    this->clear_step_gradients();
   }
-
-  // Weights of step t = 1..n, as matrices (q,x) x (r,y), (q,x) x (r,y) and (q,x) x r, and their gradients.
-  Ptr push(int t) const { return push_ + long(t - 1) * QS * QS; }
-  Ptr repl(int t) const { return repl_ + long(t - 1) * QS * QS; }
-  Ptr pop(int t) const { return pop_ + long(t - 1) * QS * Q; }
-  Ptr dpush(int t) const { return dpush_ + long(t - 1) * QS * QS; }
-  Ptr drepl(int t) const { return drepl_ + long(t - 1) * QS * QS; }
-  Ptr dpop(int t) const { return dpop_ + long(t - 1) * QS * Q; }
 
   // What step t pushes, and its gradient.
   Ptr value(int t) const { return values_ + long(t) * W; }
@@ -79,8 +75,8 @@ class WindowChart {
   // The charts by symbol: rows (j, state), columns (t, state). The rows by symbol: (t, state), columns of m + 1
   // numbers.
   const long chart_, rows_;
-  Ptr D_, P_, F_, values_, push_, repl_, pop_, scaled_;
-  Ptr dD_, dP_, dF_, dvalues_, dpush_, drepl_, dpop_, moved_, given_, column_;
+  Ptr D_, P_, F_, values_, scaled_;
+  Ptr dD_, dP_, dF_, dvalues_, moved_, given_, column_;
 
  public:
   std::vector<double> logs;
