@@ -11,6 +11,8 @@ import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from stackattn.training.processes import find_device
+
 from . import gpu, measure, report
 from .registry import CASES, Contender
 from .steps import Shape
@@ -82,7 +84,12 @@ def _measure(
 
 def main(argv: list[str]) -> int:
     args, console = _arguments(argv), Console()
-    if (device := torch.device(args.device)).type != "cpu":
+    try:
+        device = find_device(args.device)
+    except ValueError as error:
+        print(f"python -m benchmarks: no such GPU, nothing was measured; {error}", file=sys.stderr)
+        return 2
+    if device.type != "cpu":
         for line in (*gpu.environment(device), "", *gpu.table(device)):
             print(line, flush=True)
         return 0

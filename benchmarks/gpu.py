@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ import stackattn
 from stackattn.ops.triton_backend import availability
 
 LENGTHS = (25, 60, 100, 200, 400)
+WINDOW = 64
 HEADS = ("operator", "B", "T", "backend", "forward, ms", "with backward, ms", "peak, MB")
 
 
@@ -27,9 +30,14 @@ def table(device: torch.device, lengths: tuple[int, ...] = LENGTHS, B: int = 10,
     """The lines of the table. A step that fails has its error in place of a time."""
     yield "| " + " | ".join(HEADS) + " |"
     yield "|" + " --- |" * len(HEADS)
-    for name, T in [(name, T) for name in ("nondeterministic", "superposition") for T in lengths]:
+    windowed = partial(stackattn.nondeterministic_weights, window=WINDOW)
+    operators = {
+        "nondeterministic": stackattn.nondeterministic_weights,
+        f"nondeterministic, window {WINDOW}": windowed,
+        "superposition": stackattn.superposition_weights,
+    }
+    for (name, operator), T in product(operators.items(), lengths):
         inputs = _inputs(name, B, T, device)
-        operator = getattr(stackattn, f"{name}_weights")
         for backend in ("torch", "torch, CUDA graph", "triton"):
             try:
                 cells = _measured(operator, inputs, backend, device, seconds)

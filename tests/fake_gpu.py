@@ -7,8 +7,9 @@ only the CPU from all other devices.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -39,6 +40,36 @@ class _NothingWaits(TorchDispatchMode):
 def fake_gpu() -> Iterator[torch.device]:
     with FakeTensorMode(), _NothingWaits():
         yield GPU
+
+
+@contextmanager
+def gpu_of_zeros() -> Iterator[tuple[torch.device, list[tuple[int, ...]]]]:
+    """A GPU beside a CPU whose tensors have values: for code that computes on both.
+
+    Reading from the GPU with `bool`, `item`, `tolist` or `cpu` gives zeros. Yields the device, and the shapes of what
+    was read.
+    """
+    reads: list[tuple[int, ...]] = []
+
+    def replaced(name: str, convert: Callable[[torch.Tensor], object]) -> object:
+        original = getattr(torch.Tensor, name)
+
+        def read(x, *args, **kwargs):
+            if x.device != GPU:
+                return original(x, *args, **kwargs)
+            reads.append(tuple(x.shape))
+            return convert(torch.zeros(x.shape, dtype=x.dtype))
+
+        return mock.patch.object(torch.Tensor, name, read)
+
+    def values(x: torch.Tensor) -> object:
+        return x.numpy().tolist()
+
+    with ExitStack() as stack:
+        for name, convert in (("item", values), ("tolist", values), ("__bool__", values), ("cpu", lambda x: x)):
+            stack.enter_context(replaced(name, convert))
+        stack.enter_context(_NothingWaits())
+        yield GPU, reads
 
 
 # Operations that start no kernel

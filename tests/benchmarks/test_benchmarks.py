@@ -103,10 +103,19 @@ def test_targets_are_computed_from_the_rows():
     assert lines["cpp, T=400, memory above inputs and outputs"] == ("0.5 GB", "met")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu(capsys):
+    assert command.main(["--device", "cuda"]) == 2
+    found = capsys.readouterr()
+    assert "nothing was measured; device: expected an available device, got 'cuda', but PyTorch finds none" in found.err
+    assert found.out == ""
+
+
 def test_table_of_a_gpu():
     """On the CPU as well, for two steps: backends that need a GPU have their error in the table."""
     lines = list(gpu.table(torch.device("cpu"), lengths=(2,), B=1, seconds=0.001))
-    assert len(lines) == 2 + 2 * 3
+    assert len(lines) == 2 + 3 * 3
+    assert "| nondeterministic, window 64 | 1 | 2 | torch |" in lines[5]
     assert {line.count("|") for line in lines} == {len(gpu.HEADS) + 1}
     torch_line = next(line for line in lines if "| torch |" in line)
     assert float(torch_line.split("|")[5]) > 0

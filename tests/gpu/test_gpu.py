@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import stackattn
+from stackattn.config import from_values
 from stackattn.models import TransformerLM, TransformerLMConfig
 from stackattn.models.generation import beam_search, greedy
 from stackattn.nn import NondeterministicStackAttention, capture
+from stackattn.training import run_experiment
+from stackattn.training.cfl import CFLConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 BACKENDS = ("torch", "triton")
@@ -25,11 +28,11 @@ def transitions(B=2, T=20, Q=3, S=3, scale=1.0):
     return [scale * torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
 
-def results(inputs, backend, lengths=None):
+def results(inputs, backend, lengths=None, **options):
     """Attention weights and gradients, on the CPU."""
     inputs = [x.clone().requires_grad_() for x in inputs]
     operator = stackattn.nondeterministic_weights if len(inputs) == 3 else stackattn.superposition_weights
-    weights = operator(*inputs, lengths, backend=backend)
+    weights = operator(*inputs, lengths, backend=backend, **options)
     grad = torch.randn(weights.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     grads = torch.autograd.grad(weights, inputs, grad.to(weights))
     return [x.detach().cpu() for x in (weights, *grads)]
@@ -61,6 +64,14 @@ def test_lengths_and_forbidden_transitions(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("T", "Q", "S", "window"), [(1, 2, 2, 1), (33, 3, 3, 2), (33, 3, 3, 16), (20, 4, 8, 50)])
+def test_windows(backend, T, Q, S, window):
+    inputs, lengths = transitions(2, T, Q, S), torch.tensor([T, T // 2])
+    found = results(on_gpu(inputs), backend, lengths.cuda(), window=window)
+    assert_close(found, results(inputs, "cpp", lengths, window=window))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_superposition(backend):
     actions = torch.randn(3, 40, 3, dtype=torch.float64).softmax(-1)
     lengths = torch.tensor([40, 7, 0])
@@ -75,20 +86,22 @@ def test_wide_logits_are_nan_or_exact(backend):
         assert_close(results(on_gpu(inputs), backend), results(inputs, "cpp"))
 
 
+@pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bitwise_repeatable(backend):
+def test_bitwise_repeatable(backend, window):
     inputs = on_gpu(transitions())
-    assert all(map(torch.equal, results(inputs, backend), results(inputs, backend)))
+    assert all(map(torch.equal, *(results(inputs, backend, window=window) for _ in range(2))))
 
 
+@pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_waits(backend):
+def test_nothing_waits(backend, window):
     inputs = on_gpu(transitions())
-    results(inputs, backend)  # compiles the kernels and compares them with `torch`
+    results(inputs, backend, window=window)  # compiles the kernels and compares them with `torch`
     inputs = [x.requires_grad_() for x in inputs]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        weights = stackattn.nondeterministic_weights(*inputs, backend=backend)
+        weights = stackattn.nondeterministic_weights(*inputs, window=window, backend=backend)
         torch.autograd.grad(weights, inputs, torch.ones_like(weights))
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -108,8 +121,21 @@ def test_peak_memory(backend):
     assert torch.cuda.max_memory_allocated() - before < share * charts + 12 * weights.nbytes
 
 
-def test_a_captured_layer_gives_the_same_results():
-    layer = NondeterministicStackAttention(16, 2, 2, 4).cuda()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_peak_memory_of_a_window(backend):
+    """Readings need a small part of the memory of the charts without a window."""
+    inputs = [x.requires_grad_() for x in on_gpu([*transitions(1, 800), torch.randn(1, 801, 5, dtype=torch.float64)])]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    readings = stackattn.nondeterministic_readings(*inputs, window=16, backend=backend)
+    torch.autograd.grad(readings, inputs, torch.ones_like(readings))
+    charts = 8 * 2 * 801 * 801 * 3 * 3 * 3
+    assert torch.cuda.max_memory_allocated() - before < charts / 4
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_captured_layer_gives_the_same_results(window):
+    layer = NondeterministicStackAttention(16, 2, 2, 4, window=window).cuda()
     plain, x = copy.deepcopy(layer), torch.randn(3, 12, 16, device="cuda", requires_grad=True)
     capture(layer, torch.zeros_like(x, requires_grad=True))
     for _ in range(2):
@@ -117,7 +143,10 @@ def test_a_captured_layer_gives_the_same_results():
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("layers", ["1.superposition-8.1", "1.nondeterministic-2-2-4.1"])
+STACKS = ("superposition-8", "superposition-8d3", "nondeterministic-2-2-4", "nondeterministic-2-2-4w3", "stratified-8")
+
+
+@pytest.mark.parametrize("layers", [f"1.{stack}.1" for stack in STACKS])
 def test_training_and_generation(layers):
     model = TransformerLM(TransformerLMConfig(input_size=9, output_size=9, layers=layers, d_model=16, heads=2)).cuda()
     tokens = torch.randint(9, (4, 12), device="cuda")
@@ -134,3 +163,13 @@ def test_training_and_generation(layers):
         found = decode(model, tokens[:, :3], max_new_tokens=6, eos=8)
         expected = decode(twin, tokens[:, :3].cpu(), max_new_tokens=6, eos=8)
         assert [x.tokens for x in found] == [x.tokens for x in expected]
+
+
+def test_a_run_moves_between_devices(tmp_path):
+    language = {"name": "dyck", "lengths": [4, 8], "train_batches": 4, "validation_batches": 2, "batch_size": 4}
+    model = {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2}
+    config = from_values(CFLConfig, {"language": language, "model": model, "training": {"max_epochs": 3}})
+    for device in ("cuda", "cpu", "cuda"):  # one batch each
+        run_experiment(config, tmp_path / "run", resume=True, minutes=0, device=device)
+    result = run_experiment(config, tmp_path / "run", resume=True, device="cpu")
+    assert result["evaluations"] == 3

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from fake_gpu import Waits, fake_gpu
+from fake_gpu import Waits, fake_gpu, gpu_of_zeros
 from subjects import LAYERS, MODELS, NAMES, TOKENS, D
 
-from stackattn.models import Seq2SeqTransformer, generation
+from stackattn.models import LSTMLM, Seq2SeqTransformer, generation
 from stackattn.models.generation import beam_search, greedy, sample
 from stackattn.ops import checks, extension, immediate, readings, states
 from stackattn.ops.pytorch import columns, operators
@@ -64,7 +64,36 @@ def test_steps_and_states(name):
             assert y.device == gpu
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "nondeterministic" in name or "superposition" in name][:4])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("LSTM", "layer", "softmax"))])
+def test_states_that_are_restarted(name):
+    with fake_gpu() as gpu:
+        module, x = on(gpu, name), inputs(gpu, name)
+        state = module.initial_state(*((x,) if isinstance(module, Seq2SeqTransformer) else (B,)))
+        _, state = module.extend(x[:, :3], state)
+        rows = torch.zeros(B, dtype=torch.bool, device=gpu)
+        y, _ = module.extend(x[:, 3:], state.restart(rows))
+        assert y.device == gpu
+
+
+STARTS = torch.tensor([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax"))])
+def test_documents_that_share_a_row(name):
+    """Their places are computed on the CPU. Without lengths, nothing is read from the GPU."""
+    with gpu_of_zeros() as (gpu, reads):
+        module, x = on(gpu, name), inputs(gpu, name)
+        module(x, starts=STARTS).sum().backward()
+        if not isinstance(module, LSTMLM):
+            y, state = module.extend(x, module.initial_state(B), starts=STARTS)
+            y, _ = module.extend(x, state, starts=STARTS)
+            assert y.device == gpu
+        assert reads == []
+        module(x, torch.full((B,), 4, device=gpu), starts=STARTS.to(gpu, non_blocking=True))
+        assert reads == [(B, T), (B,)]
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith(("layer", "softmax"))])
 def test_weights_and_actions(name):
     with fake_gpu() as gpu:
         layer, x = on(gpu, name), inputs(gpu, name)
@@ -104,6 +133,23 @@ def test_generation_reads_only_tokens_and_log_probabilities(monkeypatch, name, d
         results = decode(model, prompts, state, max_new_tokens=3, eos=TOKENS - 1)
     assert [result.tokens for result in results] == [[0, 0, 0]] * B
     assert len(reads) == 2 * 3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generation_with_all_options(name):
+    with gpu_of_zeros() as (gpu, reads):
+        model = on(gpu, name)
+        prompts = torch.zeros(9, 2, dtype=torch.int64, device=gpu)
+        lengths = torch.ones(9, dtype=torch.int64, device=gpu)
+        state = model.initial_state(prompts) if isinstance(model, Seq2SeqTransformer) else None
+        options = {"max_new_tokens": 3, "eos": 1}
+        with pytest.raises(ValueError, match="lengths: expected 9 integers from 1 to 2"):  # zeros are read
+            greedy(model, prompts, state, lengths=lengths, **options)
+        reads.clear()
+        sample(model, prompts, state, top_k=3, top_p=0.9, generator=torch.Generator().manual_seed(0), **options)
+        beam_search(model, prompts, state, beam_size=2, **options)
+        # for each step of both: whether a log-probability is nan, the tokens, and their log-probabilities
+        assert len(reads) == 2 * 3 * 3
 
 
 @pytest.mark.usefixtures("without_onednn")

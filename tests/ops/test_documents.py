@@ -97,6 +97,13 @@ def test_other_operators():
         torch.testing.assert_close(found[b : b + 1, steps], alone)
 
 
+def test_an_empty_row_beside_two_documents():
+    starts, lengths = torch.tensor([[1, 0, 0, 0, 0], [1, 0, 0, 1, 0]]).bool(), torch.tensor([0, 5])
+    tensors = inputs(2, 5)
+    found = by_documents(superposition_readings, starts, *tensors, lengths=lengths)
+    assert_close([found], [one_by_one(superposition_readings, starts, lengths)(*tensors)], 1e-12)
+
+
 @pytest.mark.parametrize(
     ("error", "starts", "message"),
     [

@@ -118,7 +118,7 @@ def _traced(
     names: Sequence[str],
     seed: int,
 ) -> TracedSentence:
-    probabilities = logits[0].double().softmax(-1)  # (n + 1, outputs)
+    probabilities = logits[0].double().softmax(-1).cpu()  # (n + 1, outputs)
     best = probabilities.topk(min(LIKELY, probabilities.shape[-1]))
     after = probabilities.gather(-1, torch.tensor(following)[:, None])[:, 0].tolist()
     return TracedSentence(

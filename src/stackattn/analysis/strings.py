@@ -126,7 +126,7 @@ def trace_string(
         seen_length=lengths[0] <= n <= lengths[1],
         in_language=bool(language.contains(string.ids)),
         why_excluded=why_excluded(language, string.ids),
-        log_probs=logits[0].double().log_softmax(-1),
+        log_probs=logits[0].double().log_softmax(-1).cpu(),
         truth=_true_distributions(language, extended, string.ids),
         real=real_tops(language, string.ids.tolist()),
         stacks=[TracedStack(trace, some_runs(trace, seed)) for trace in traces if trace.name in names],

@@ -235,7 +235,8 @@ def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
 
     Args:
         model: any model with stack attention layers, or an `LSTMLM` with a stack.
-        inputs: arguments of `model`. All sequences must have the same length: padding is traced like real tokens.
+        inputs: arguments of `model`, on any device. All sequences must have the same length: padding is traced like
+            real tokens.
 
     Returns:
         One trace per stack, named as in `stack_names`. Each head of a layer is a separate stack. Empty for a model
@@ -246,6 +247,7 @@ def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
         for trace in trace_stacks(model, tokens):   # tokens (B, T)
             print(trace.name, trace.tops().shape)   # (B, T, T + 1)
     """
+    inputs = _on_device_of(model, inputs)
     with _evaluating(model):
         return _trace_lstm(model, *inputs) if isinstance(model, LSTMLM) else _trace_layers(model, *inputs)[1]
 
@@ -258,6 +260,7 @@ def trace_forward(model: nn.Module, *inputs: Any) -> tuple[Any, list[StackTrace]
 
         logits, traces = trace_forward(model, tokens)   # tokens (B, T) -> logits (B, T, output_size)
     """
+    inputs = _on_device_of(model, inputs)
     with _evaluating(model):
         if isinstance(model, LSTMLM):
             return model(*inputs), _trace_lstm(model, *inputs)
@@ -272,6 +275,11 @@ def stack_names(model: nn.Module) -> list[str]:
 
 
 LSTM_STACK = "LSTM stack"
+
+
+def _on_device_of(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    device = next((parameter.device for parameter in model.parameters()), None)
+    return tuple(x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in inputs)
 
 
 def _stack_layers(model: nn.Module) -> Iterator[tuple[str, StackAttention]]:
@@ -330,7 +338,7 @@ def _trace_lstm(model: LSTMLM, tokens: Tensor) -> list[StackTrace]:
 
 
 def _exact(x: Tensor) -> Tensor:
-    return x.detach().to("cpu", torch.float64)
+    return x.detach().cpu().double()
 
 
 def _head_names(path: str, layer: StackAttention) -> list[str]:

@@ -175,7 +175,13 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         add_number(parser, name, meaning, "no limit", least=0, kind=float, metavar="MINUTES")
     parallel = "number of runs at the same time, with one thread each"
-    add_number(parser, "--processes", parallel, "number of cores", least=1)
+    add_number(parser, "--processes", parallel, "number of cores, or of GPUs with --device cuda", least=1)
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="PyTorch device of the runs, such as cpu or cuda; cuda distributes them over all GPUs "
+        "(default: %(default)s)",
+    )
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",

@@ -31,12 +31,13 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
         if args.processes is not None:
             raise ValueError("--processes: cannot be combined with --cluster, which uses all cores of the cluster")
         memory = MEMORY if args.memory is None else args.memory
-        return run_all_on_cluster(jobs, args.cluster, args.budget, args.minutes_each, report, callback_for, memory)
+        limits = args.budget, args.minutes_each
+        return run_all_on_cluster(jobs, args.cluster, *limits, report, callback_for, memory, args.device)
     if args.memory is not None:
         raise ValueError("--memory: only used on a cluster; add --cluster or leave it out")
     from ..training.sweep import run_all
 
-    return run_all(jobs, args.processes, args.budget, args.minutes_each, report, callback_for)
+    return run_all(jobs, args.processes, args.budget, args.minutes_each, report, callback_for, args.device)
 
 
 def _read_config(args: argparse.Namespace) -> Any:

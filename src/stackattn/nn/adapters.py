@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops.immediate import reads_values
 from .stack import StackAttention
 
 
@@ -97,7 +98,8 @@ class StackSelfAttention(nn.Module):
             The output, with the shape of `query`, and None.
 
         Raises:
-            ValueError: `key` or `value` is another tensor, weights are requested, or a mask hides earlier steps.
+            ValueError: `key` or `value` is another tensor, weights are requested, or a mask hides earlier steps. On a
+                GPU, such a mask makes the output nan.
         """
         if key is not query or value is not query:
             raise ValueError("key, value: expected the same tensor as query: stack attention is self-attention")
@@ -109,14 +111,18 @@ class StackSelfAttention(nn.Module):
             raise ValueError(
                 "query: expected a padded tensor, got a nested tensor; set `encoder.use_nested_tensor = False`"
             )
+        x, real = query, None
         if attn_mask is not None and not is_causal:
-            check_past_is_visible("attn_mask", ~_masked("attn_mask", attn_mask))
-        real = None if key_padding_mask is None else ~_masked("key_padding_mask", key_padding_mask)
-        if query.dim() == 2:
-            return self._attend(query[None], None if real is None else real[None])[0], None
+            hidden, x = _masked("attn_mask", attn_mask, x)
+            x = check_past_is_visible("attn_mask", ~hidden, x)
+        if key_padding_mask is not None:
+            padding, x = _masked("key_padding_mask", key_padding_mask, x)
+            real = ~padding
+        if x.dim() == 2:
+            return self._attend(x[None], None if real is None else real[None])[0], None
         if self.batch_first:
-            return self._attend(query, real), None
-        return self._attend(query.transpose(0, 1), real).transpose(0, 1), None
+            return self._attend(x, real), None
+        return self._attend(x.transpose(0, 1), real).transpose(0, 1), None
 
     def _attend(self, x: Tensor, real: Tensor | None) -> Tensor:
         return self.stack(x) if real is None else without_padding_anywhere(self.stack, x, real)
@@ -136,21 +142,35 @@ def without_padding_anywhere(function: Callable[[Tensor, Tensor], Tensor], x: Te
     return torch.zeros_like(y).scatter(1, order.expand_as(y), y)
 
 
-def check_past_is_visible(name: str, visible: Tensor) -> None:
-    """Check that a mask hides no earlier step; visible (..., T, T): whether step i may attend to step j."""
-    if not visible.logical_or(torch.ones_like(visible).triu(1)).all():
-        raise ValueError(
-            f"{name}: expected a mask that hides only later steps and padding: a stack depends on all earlier steps"
-        )
+def check_past_is_visible(name: str, visible: Tensor, x: Tensor) -> Tensor:
+    """Check that a mask hides no earlier step; visible (..., T, T): whether step i may attend to step j.
+
+    Returns:
+        The input x of the attention, see `_nan_unless`.
+    """
+    supported = visible.logical_or(torch.ones_like(visible).triu(1))
+    expected = "a mask that hides only later steps and padding: a stack depends on all earlier steps"
+    return _nan_unless(supported, x, f"{name}: expected {expected}")
 
 
-def _masked(name: str, mask: Tensor) -> Tensor:
-    """Convert one of PyTorch's masks, in which True or -inf means hidden, to booleans."""
+def check_mask_values(name: str, allowed: Tensor, x: Tensor) -> Tensor:
+    """Check that all values of a mask are allowed ones, and return the input x of the attention, see `_nan_unless`."""
+    expected = "only the values 0 and -inf: stack attention has no logits to add other values to"
+    return _nan_unless(allowed, x, f"{name}: expected {expected}")
+
+
+def _nan_unless(condition: Tensor, x: Tensor, message: str) -> Tensor:
+    """Return x if the condition is true everywhere; else raise ValueError or, if values are not read, return nan."""
+    if not reads_values(condition.device):
+        return x.where(condition.all(), torch.nan)
+    if not condition.all():
+        raise ValueError(message)
+    return x
+
+
+def _masked(name: str, mask: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Convert one of PyTorch's masks, in which True or -inf means hidden, to booleans; the second result is `x`."""
     if mask.dtype == torch.bool:
-        return mask
+        return mask, x
     masked = mask == -torch.inf
-    if not (masked | (mask == 0)).all():
-        raise ValueError(
-            f"{name}: expected only the values 0 and -inf: stack attention has no logits to add other values to"
-        )
-    return masked
+    return masked, check_mask_values(name, masked | (mask == 0), x)

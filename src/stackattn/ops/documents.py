@@ -2,20 +2,19 @@
 
 The documents are gathered into batches of similar lengths, so that a batch has at most twice as many steps as its
 documents. This works for every causal function without a mask, and attention costs the sum of the squared lengths of
-the documents instead of the squared length of the row.
+the documents instead of the squared length of the row. Which steps belong to which batch is computed on the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import checks
-from .lengths import length_mask
 
 
 def by_documents(
@@ -27,7 +26,8 @@ def by_documents(
         function: called as `function(*tensors, lengths)` with documents (N, L, ...) and their lengths (N,), once for
             each range of lengths; returns (N, L, ...).
         starts: (B, T), bool
-            The first step of each document. The first step of a row always starts a document.
+            The first step of each document. The first step of a row always starts a document. It may be on the CPU
+            while the tensors are on a GPU. Nothing waits for the GPU then, unless there are `lengths`.
         tensors: (B, T, ...) each
         lengths: (B,), optional
             Number of steps of each row. Later steps are ignored; their results are zero.
@@ -51,27 +51,42 @@ def by_documents(
     B, T = _check(starts, tensors[0])
     checks.check_lengths(lengths, tensors[0])
     lengths = checks.copy_lengths(lengths, T)
-    valid = starts.new_ones(B, T) if lengths is None else length_mask(lengths, T)
-    begins = starts.clone()
+    begins = starts.cpu().numpy().copy()
     begins[:, :1] = True
-    begins &= valid
-    first = begins.flatten().nonzero()[:, 0]  # (D,): where each document begins in the flattened batch
-    sizes = torch.bincount((begins.flatten().cumsum(0) - 1)[valid.flatten()], minlength=len(first))  # (D,)
-    if len(first) == 0 or len(first) == B:
+    return _by_documents(function, begins, _ends(lengths, B, T), tensors, lengths)
+
+
+def _by_documents(
+    function: Callable[..., Any],
+    begins: np.ndarray,
+    ends: np.ndarray,
+    tensors: Sequence[Tensor],
+    lengths: Tensor | None,
+) -> Tensor:
+    """`by_documents`, from `begins` (B, T) and the lengths of the rows as an array (B,) and as they were given."""
+    B, T = begins.shape
+    valid = np.arange(T) < ends[:, None]
+    begins = begins & valid
+    if not begins[:, 1:].any():
         return function(*tensors, lengths)
+    device = tensors[0].device
+    first = begins.ravel().nonzero()[0]  # (D,): where each document begins in the flattened batch
+    sizes = np.bincount((begins.ravel().cumsum() - 1)[valid.ravel()], minlength=len(first))  # (D,)
     rows = [x.flatten(0, 1) for x in tensors]
-    classes = (sizes - 1).double().clamp(min=0.5).log2().floor()  # lengths 1..2, 3..4, 5..8, 9..16, ...
+    classes = np.floor(np.log2(np.maximum(sizes - 1, 0.5)))  # lengths 1..2, 3..4, 5..8, 9..16, ...
     places, results = [], []
-    for size_class in classes.unique().tolist():
-        chosen = (classes == size_class).nonzero()[:, 0]
-        longest = int(sizes[chosen].max())
-        index = first[chosen, None] + torch.arange(longest, device=starts.device)  # (N, L)
-        inside = length_mask(sizes[chosen], longest)
-        documents = [x[index.clamp(max=B * T - 1)] for x in rows]
-        results.append(function(*documents, sizes[chosen])[inside])
+    for size_class in np.unique(classes):
+        chosen = classes == size_class
+        steps = np.arange(sizes[chosen].max())
+        index = first[chosen, None] + steps  # (N, L)
+        inside = steps < sizes[chosen, None]
+        index_on_device = _to(device, index.clip(max=B * T - 1))
+        found = function(*(x[index_on_device] for x in rows), _to(device, sizes[chosen]))
+        results.append(found.flatten(0, 1)[_to(device, inside.ravel().nonzero()[0])])
         places.append(index[inside])
     found = torch.cat(results)
-    return found.new_zeros(B * T, *found.shape[1:]).index_copy(0, torch.cat(places), found).unflatten(0, (B, T))
+    place = _to(device, np.concatenate(places))
+    return found.new_zeros(B * T, *found.shape[1:]).index_copy(0, place, found).unflatten(0, (B, T))
 
 
 def extend_by_documents(
@@ -100,36 +115,55 @@ def extend_by_documents(
     B, T = _check(starts, tensors[0])
     checks.check_lengths(lengths, tensors[0])
     lengths = checks.copy_lengths(lengths, T)
-    ends = starts.new_full((B,), T, dtype=torch.long) if lengths is None else lengths.long()
-    begins = starts & length_mask(ends, T)
-    restarted = begins.any(1)  # (B,)
+    device, ends = tensors[0].device, _ends(lengths, B, T)
+    begins = starts.cpu().numpy() & (np.arange(T) < ends[:, None])
+    restarted = np.asarray(begins.any(1))  # (B,)
     if not restarted.any():
         return extend(state, *tensors, lengths)
-    times = torch.arange(T, device=starts.device)
-    first = ends.minimum(times.where(begins, T).amin(1))  # (B,): end of the part that continues the state
-    last = times.where(begins, 0).amax(1)  # (B,): start of the last document
-    result, new_state = _part(partial(extend, state.restart(restarted)), tensors, last, ends)
+    first = np.where(restarted, begins.argmax(1), ends)  # (B,): end of the part that continues the state
+    last = np.where(restarted, T - 1 - begins[:, ::-1].argmax(1), 0)  # (B,): start of the last document
+
+    def extend_from(before: Any) -> Callable[..., tuple[Tensor, Any]]:
+        return lambda _, sizes, *parts: extend(before, *parts, _to(device, sizes))
+
+    def between(index: tuple[np.ndarray, ...], sizes: np.ndarray, *parts: Tensor) -> tuple[Tensor, None]:
+        return _by_documents(alone, begins[index], sizes, parts, _to(device, sizes)), None
+
+    result, new_state = _part(extend_from(state.restart(_to(device, restarted))), tensors, last, ends)
     parts = [result]
-    if (first[restarted] > 0).any():
-        end = first.where(restarted, 0)
-        parts.append(_part(partial(extend, state), tensors, torch.zeros_like(end), end)[0])
+    end = np.where(restarted, first, 0)
+    if end.any():
+        parts.append(_part(extend_from(state), tensors, np.zeros_like(end), end)[0])
     if (first < last).any():
-        by_starts = lambda s, *x: (by_documents(alone, s, *x[:-1], lengths=x[-1]), None)  # noqa: E731
-        parts.append(_part(by_starts, (starts, *tensors), first.where(restarted, 0), last)[0])
+        parts.append(_part(between, tensors, end, last)[0])
     return sum(parts[1:], parts[0]), new_state
 
 
-def _part(extend: Callable[..., tuple[Tensor, Any]], tensors: Sequence[Tensor], first: Tensor, end: Tensor):
-    """Results of the steps from `first` to `end` (B,) of each row, in their places and zero elsewhere; the state."""
-    B, T = tensors[0].shape[:2]
+def _part(extend: Callable[..., tuple[Tensor, Any]], tensors: Sequence[Tensor], first: np.ndarray, end: np.ndarray):
+    """Results of the steps from `first` to `end` (B,) of each row, in their places and zero elsewhere; the state.
+
+    `extend` is called with the indices of these steps in a (B, T) array, their number in each row, and their tensors.
+    """
+    (B, T), device = tensors[0].shape[:2], tensors[0].device
     sizes = end - first
-    steps = torch.arange(int(sizes.max()), device=first.device)
+    steps = np.arange(sizes.max())
     index = first[:, None] + steps  # (B, L)
-    rows = torch.arange(B, device=first.device)[:, None]
-    found, state = extend(*(x[rows, index.clamp(max=T - 1)] for x in tensors), sizes)
+    rows = np.arange(B)[:, None]
+    read = rows, index.clip(max=T - 1)
+    on_device = tuple(_to(device, x) for x in read)
+    found, state = extend(read, sizes, *(x[on_device] for x in tensors))
     inside = steps < sizes[:, None]
-    places = (rows.expand_as(index)[inside], index[inside])
-    return found.new_zeros(B, T, *found.shape[2:]).index_put(places, found[inside]), state
+    place = _to(device, (rows * T + index)[inside])
+    taken = found.flatten(0, 1)[_to(device, inside.ravel().nonzero()[0])]
+    return found.new_zeros(B * T, *found.shape[2:]).index_copy(0, place, taken).unflatten(0, (B, T)), state
+
+
+def _ends(lengths: Tensor | None, B: int, T: int) -> np.ndarray:
+    return np.full(B, T) if lengths is None else lengths.cpu().numpy()
+
+
+def _to(device: torch.device, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _check(starts: Tensor, x: Tensor) -> tuple[int, int]:
@@ -138,6 +172,7 @@ def _check(starts: Tensor, x: Tensor) -> tuple[int, int]:
         raise TypeError(f"starts: expected a tensor of bool, got {found}")
     if starts.shape != x.shape[:2]:
         raise ValueError(f"starts: expected shape {tuple(x.shape[:2])}, got {tuple(starts.shape)}")
-    if starts.device != x.device:
-        raise ValueError(f"starts: expected device {x.device} like the other arguments, got {starts.device}")
+    if starts.device != x.device and starts.device.type != "cpu":
+        other = "" if x.device.type == "cpu" else ", or cpu"
+        raise ValueError(f"starts: expected device {x.device} like the other arguments{other}, got {starts.device}")
     return x.shape[0], x.shape[1]

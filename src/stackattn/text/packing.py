@@ -28,8 +28,9 @@ class Pieces:
         return Pieces(self.inputs[index], self.targets[index], self.starts[index], self.lengths[index])
 
     def to(self, device: torch.device) -> Pieces:
-        parts = (self.inputs, self.targets, self.starts, self.lengths)
-        return Pieces(*(x.to(device, non_blocking=True) for x in parts))
+        """Move all tensors but `starts`, which models read on the CPU."""
+        inputs, targets, lengths = (x.to(device, non_blocking=True) for x in (self.inputs, self.targets, self.lengths))
+        return Pieces(inputs, targets, self.starts, lengths)
 
 
 def cut_into_pieces(documents: Sequence[Sequence[int]], size: int, vocabulary: Vocabulary, ignored: int) -> Pieces:

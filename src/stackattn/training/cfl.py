@@ -161,7 +161,7 @@ def negative_log_likelihood(model: nn.Module, language: Language, strings: Tenso
 
 def next_log_probs(model: nn.Module, language: Language, strings: Tensor) -> Tensor:
     """(B, n) -> (B, n + 1, symbols and EOS): log-probabilities of the next symbol after each prefix, in float64."""
-    strings = strings.to(next(model.parameters(), strings).device)
+    strings = strings.to(next(model.parameters(), strings).device, non_blocking=True)
     return model(with_bos(language, strings)).double().log_softmax(2)
 
 

@@ -51,30 +51,36 @@ def run_all_on_cluster(
     report: Report = lambda folder, result: None,
     callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
     memory: float = MEMORY,
+    device: str = "cpu",
 ) -> list[Path]:
     """Like `sweep.run_all`, on a Ray cluster; arguments not listed below and the result are the same.
 
     Args:
         address: address of the cluster; "local" starts one that listens on the loopback address of this machine only.
         memory: GB of memory that each run requests, besides one core. A warning is logged if no node has that much.
+        device: `cpu`, or `cuda` to request one GPU for each run, which Ray chooses.
 
     Raises:
-        RunError, ValueError: the cluster cannot be reached or was lost; memory is not a positive number.
+        RunError, ValueError: the cluster cannot be reached or was lost; memory or device is invalid.
     """
     if not 0 < memory < math.inf:
         raise ValueError(f"memory: expected a positive number of GB, got {memory}")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda on a cluster, which chooses the GPU, got {device!r}")
     waiting, failed = unfinished(jobs, report)
     if not waiting:
         return failed
-    deadline = None if minutes is None else time.time() + 60 * minutes
+    gpus, deadline = int(device == "cuda"), None if minutes is None else time.time() + 60 * minutes
     with _connected(address) as ray:
-        capacity, callbacks = _Capacity(ray, address, memory), _Callbacks(ray, callback_for)
+        capacity, callbacks = _Capacity(ray, address, memory, gpus), _Callbacks(ray, callback_for)
         # max_calls=1: a new process for each run, so that the peak memory is that of one run
-        task = ray.remote(num_cpus=1, memory=int(memory * 1e9), max_retries=LOST_WORKERS, max_calls=1)(_task)
+        needs = {"num_cpus": 1, "num_gpus": gpus, "memory": int(memory * 1e9)}
+        task = ray.remote(**needs, max_retries=LOST_WORKERS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
             sender = _QueueSender(callbacks.queue, folder)
-            reference = task.remote(config, os.getcwd(), str(folder), deadline, minutes_each, versions(), sender)
+            limits = deadline, minutes_each
+            reference = task.remote(config, os.getcwd(), str(folder), *limits, versions(), sender, device)
             running[reference] = folder
         while running and (deadline is None or time.time() < deadline + (GRACE_SECONDS if callbacks.started else 0)):
             done, _ = ray.wait(list(running), timeout=POLL_SECONDS)
@@ -115,8 +121,8 @@ def _seen(folder: Path) -> bool:
 class _Capacity:
     """Warns when a node is lost, and when no node is large enough for a run; Ray would wait silently."""
 
-    def __init__(self, ray: Any, address: str, memory: float):
-        self.ray, self.address, self.memory = ray, address, memory
+    def __init__(self, ray: Any, address: str, memory: float, gpus: int = 0):
+        self.ray, self.address, self.memory, self.gpus = ray, address, memory, gpus
         self.found = True
         self.alive: dict[str, str] = {}  # host name of each node
 
@@ -127,9 +133,10 @@ class _Capacity:
             log.warning(f"cluster {self.address}: lost node {self.alive[lost]}; its runs continue on other nodes")
         self.alive = alive
         resources = [node["Resources"] for node in nodes]
-        found = any(node.get("CPU", 0) >= 1 and node.get("memory", 0) >= self.memory * 1e9 for node in resources)
+        least = {"CPU": 1, "GPU": self.gpus, "memory": self.memory * 1e9}
+        found = any(all(node.get(name, 0) >= size for name, size in least.items()) for node in resources)
         if self.found and not found:
-            needs = f"a core and {self.memory:g} GB of memory"
+            needs = f"a core{', a GPU' if self.gpus else ''} and {self.memory:g} GB of memory"
             log.warning(f"cluster {self.address}: no node has {needs} for a run; runs start when such a node joins")
         self.found = found
 
@@ -267,6 +274,7 @@ def _task(
     minutes_each: float | None,
     expected: dict[str, str],
     sender: _QueueSender,
+    device: str,
 ) -> tuple[str, Any]:
     """Train one run on a worker; the paths of the run and its data are relative to `working_directory`."""
     if (found := versions()) != expected:
@@ -278,7 +286,7 @@ def _task(
     sender.send(("started", (socket.gethostname(),)))
     give_up = time.monotonic() + BUSY_SECONDS
     while True:
-        kind, result = run_one(config, Path(folder), deadline, minutes_each, Reporting(sender, POLL_SECONDS))
+        kind, result = run_one(config, Path(folder), deadline, minutes_each, Reporting(sender, POLL_SECONDS), device)
         if kind == "busy" and time.monotonic() < give_up:
             time.sleep(1)
             continue

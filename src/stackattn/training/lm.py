@@ -163,8 +163,9 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
 
 def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
     """Sum of the log-likelihoods of all targets, in nats."""
+    full = bool((pieces.lengths == pieces.inputs.shape[1]).all())
     pieces = pieces.to(next(model.parameters(), pieces.inputs).device)
-    logits = model(pieces.inputs, pieces.lengths, pieces.starts)  # (B, T, types and EOS)
+    logits = model(pieces.inputs, None if full else pieces.lengths, pieces.starts)  # (B, T, types and EOS)
     return -cross_entropy(logits.flatten(0, 1), pieces.targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 

@@ -50,7 +50,11 @@ class Processes:
         self.device = find_device(device)
         if self.device.type == "cuda":
             if self.device.index is None:
-                self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+                self.device = find_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
+            elif int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+                raise ValueError(
+                    f"device: expected cuda under torchrun, which gives each process a GPU, got {device!r}"
+                )
             torch.cuda.set_device(self.device)
 
     @property

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
+import torch
 
 from .experiment import Experiment, headline, run_experiment
 from .loop import TrainingCallback
+from .processes import find_device
 from .run import RunBusy, RunError, TrainingRun
 
 log = logging.getLogger(__name__)
@@ -86,38 +88,46 @@ def run_all(
     minutes_each: float | None = None,
     report: Report = lambda folder, result: None,
     callback_for: Callable[[Path], TrainingCallback | None] = lambda folder: None,
+    device: str = "cpu",
 ) -> list[Path]:
     """Train every job that is not finished yet, each with one thread.
 
     Args:
         jobs: folders and configurations.
-        processes: number of runs at a time; default: the number of cores.
+        processes: number of runs at a time; default: the number of cores, or of GPUs that `device` names.
         minutes: stop all runs after this time; the same call continues them.
         minutes_each: maximum training time of each run, including earlier calls.
         report: called when a run ends or fails; a failed run does not stop the others.
         callback_for: returns the callback of a run.
+        device: a PyTorch device. The runs are distributed over all GPUs if it is `cuda` without a number.
 
     Returns:
         The folders of the runs that failed.
+
+    Raises:
+        ValueError: the device is not available.
     """
     deadline = None if minutes is None else time.time() + 60 * minutes
     waiting, failed = unfinished(jobs, report)
-    processes = processes or cores()
+    devices = _devices(device)
+    processes = processes or (cores() if devices == ["cpu"] else len(devices))
     context = get_context("spawn")  # a forked child of a process that has used OpenMP hangs
-    running: dict[Any, tuple[Any, Path, TrainingCallback | None]] = {}
+    running: dict[Any, tuple[Any, Path, TrainingCallback | None, str]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < processes and (deadline is None or time.time() < deadline):
                 folder, config = waiting.pop(0)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_run, args=(theirs, config, folder, deadline, minutes_each))
+                used = [device for *_, device in running.values()]
+                chosen = min(devices, key=used.count)
+                process = context.Process(target=_run, args=(theirs, config, folder, deadline, minutes_each, chosen))
                 process.start()
                 theirs.close()
-                running[ours] = process, folder, callback_for(folder)
+                running[ours] = process, folder, callback_for(folder), chosen
             if not running:
                 break
             for end in connection.wait(list(running)):
-                process, folder, callback = running[end]
+                process, folder, callback, _ = running[end]
                 try:
                     kind, values = end.recv()  # pyright: ignore
                 except EOFError:
@@ -135,7 +145,7 @@ def run_all(
                     result = {"stopped": f"failed: {result}"}
                 report(folder, result)
     finally:
-        for process, _, _ in running.values():  # a run can be killed at any time and resumed
+        for process, *_ in running.values():  # a run can be killed at any time and resumed
             process.kill()
             process.join()
     return failed
@@ -161,11 +171,21 @@ class Reporting:
         self.sender.send(("on_evaluation", (values, best)))
 
 
-def _run(sender: Sender, config: Experiment, folder: Path, deadline: float | None, minutes_each: float | None) -> None:
+def _devices(device: str) -> list[str]:
+    """The devices over which runs are distributed."""
+    found = find_device(device)
+    if found.type != "cuda" or found.index is not None:
+        return [device]
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+
+
+def _run(
+    sender: Sender, config: Experiment, folder: Path, deadline: float | None, minutes_each: float | None, device: str
+) -> None:
     """Train one job in this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    kind, result = run_one(config, folder, deadline, minutes_each, Reporting(sender))
+    kind, result = run_one(config, folder, deadline, minutes_each, Reporting(sender), device)
     sender.send(("finished" if kind == "finished" else "failed", (result,)))
 
 
@@ -175,10 +195,9 @@ def run_one(
     deadline: float | None,
     minutes_each: float | None,
     callback: TrainingCallback | None = None,
+    device: str = "cpu",
 ) -> tuple[str, Any]:
     """Start or resume a run with one thread; return ("finished", result), ("failed", reason) or ("busy", reason)."""
-    import torch
-
     torch.set_num_threads(1)
     try:
         if TrainingRun(folder).finished:
@@ -189,7 +208,8 @@ def run_one(
         if left and min(left) <= 0:
             return "finished", {"stopped": "budget"}
         minutes = min(left) if left else None
-        return "finished", run_experiment(config, folder, resume=True, minutes=minutes, callback=callback)
+        result = run_experiment(config, folder, resume=True, minutes=minutes, callback=callback, device=device)
+        return "finished", result
     except RunBusy as error:
         return "busy", str(error)
     except (RunError, ValueError, OSError) as error:

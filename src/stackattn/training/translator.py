@@ -86,7 +86,7 @@ class Translator:
         tokens, lengths = pad([[*source, self.tokenizer.eos] for source in sources], self.tokenizer.pad)
         prompts = torch.full((len(sources), 1), self.tokenizer.bos, device=device)
         with torch.no_grad():
-            state = self.model.initial_state(tokens.to(device), lengths.to(device))
+            state = self.model.initial_state(*(x.to(device, non_blocking=True) for x in (tokens, lengths)))
         found = beam_search(
             self.model,
             prompts,

@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from ...nn import StackAttention, StackSpec, parse_layers
-from ...nn.adapters import check_past_is_visible, without_padding_anywhere
+from ...nn.adapters import check_mask_values, check_past_is_visible, without_padding_anywhere
+from ...ops.immediate import reads_values
 from .cache import stack_cache_layer
 
 
@@ -52,15 +53,15 @@ class CachedStackAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """(B, T, d_model) -> the output (B, T, d_model), and None for the weights. `kwargs` are ignored."""
         layer = None if past_key_values is None else stack_cache_layer(past_key_values, self.layer_idx)
-        real = _real_steps(attention_mask, *hidden_states.shape[:2])
+        real, x = (None, hidden_states) if attention_mask is None else _real_steps(attention_mask, hidden_states)
 
         def attend(x: Tensor, lengths: Tensor | None) -> Tensor:
             return self.stack(x, lengths) if layer is None else layer.extend(self.stack, x, lengths)
 
-        if real is None or real.all():
-            y = attend(hidden_states, None)
+        if real is None or (reads_values(x.device) and real.all()):
+            y = attend(x, None)
         else:
-            y = without_padding_anywhere(attend, hidden_states, real)
+            y = without_padding_anywhere(attend, x, real)
         # Only eager attention returns weights; without those of the other layers, None would not be at its position.
         if self.config is None or self.config._attn_implementation == "eager":
             self.no_weights()
@@ -176,18 +177,18 @@ def build_inserted(
         yield i, [InsertedStack(make_norm(), spec.build(d_model), next(cache_index), dropout) for spec in after]
 
 
-def _real_steps(mask: Tensor | None, B: int, T: int) -> Tensor | None:
-    """Convert a mask in any format of `create_causal_mask` to (B, T): which of the last T steps are not padding."""
-    if mask is None:
-        return None
+def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Convert a mask in any format of `create_causal_mask` to (B, T): which of the last T steps are not padding.
+
+    The second result is `x`, or nan if the mask is invalid and values are not read.
+    """
+    B, T = x.shape[:2]
     if mask.dim() == 2:
-        return mask[:, -T:].bool()
+        return mask[:, -T:].bool(), x
     # (B, 1, T, steps so far): True, or an added 0, where attention is allowed
     visible = mask if mask.dtype == torch.bool else mask == 0
-    if mask.dtype != torch.bool and not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
-        raise ValueError(
-            "attention_mask: expected only the values 0 and -inf: stack attention has no logits to add other values to"
-        )
+    if mask.dtype != torch.bool:
+        x = check_mask_values("attention_mask", visible | (mask <= torch.finfo(mask.dtype).min / 2), x)
     visible = visible[:, 0, :, -T:].expand(B, T, T)
     real = visible.diagonal(dim1=1, dim2=2)  # padding is hidden from itself, too
     visible = visible | ~real[:, None] | ~real[..., None]
@@ -198,6 +199,5 @@ def _real_steps(mask: Tensor | None, B: int, T: int) -> Tensor | None:
         torch.ops.aten._assert_async.msg(
             supported, "attention_mask: an exported model supports only padding on the right"
         )
-        return None
-    check_past_is_visible("attention_mask", visible)
-    return real
+        return None, x
+    return real, check_past_is_visible("attention_mask", visible, x)

@@ -41,7 +41,8 @@ class StackCacheLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
-            self.reorder_cache(torch.arange(self.state.batch_size).repeat_interleave(repeats))
+            rows = torch.arange(self.state.batch_size, device=self.state.device)
+            self.reorder_cache(rows[:, None].expand(-1, repeats).flatten())
 
     def get_seq_length(self) -> int:
         return self.length
