@@ -19,6 +19,17 @@ def test_the_notebook_is_committed_without_outputs():
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
 
 
+def test_every_page_is_listed_once():
+    tables = re.findall(r"```{toctree}\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.DOTALL)
+    entries = [line for table in tables for line in table.splitlines() if line and not line.startswith(":")]
+    listed = [re.sub(r".*<(.*)>", r"\1", entry) for entry in entries]
+    pages = [
+        path.stem for path in (ROOT / "docs").iterdir() if path.suffix in (".md", ".ipynb") and path.stem != "index"
+    ]
+    assert sorted(entry for entry in listed if "/" not in entry) == sorted(pages)
+    assert len(set(listed)) == len(listed)
+
+
 def test_the_requirements_are_pinned_and_have_no_torch():
     lines = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if line[:1].isalnum()]
     assert len(lines) > 20

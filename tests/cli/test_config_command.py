@@ -18,6 +18,13 @@ def test_the_reference_page_is_up_to_date(capsys):
     assert capsys.readouterr().out == PAGE.read_text(), "run: stackattn config --markdown > docs/configuration.md"
 
 
+def test_the_tables_of_the_reference_page_have_all_cells():
+    """A `|` in a cell, as in `str | int`, would start another one."""
+    tables = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert len(tables) > 60
+    assert all(line.count("|") == 5 for line in tables)
+
+
 @pytest.mark.parametrize("command", ["cfl", "lm", "mt"])
 def test_lists_every_key_with_type_default_and_meaning(command, capsys):
     assert main(["config", command]) == 0

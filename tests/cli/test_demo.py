@@ -53,7 +53,9 @@ def test_demo_trains_the_models_and_draws_a_figure(tmp_path, capsys, monkeypatch
 
 def test_demo_needs_its_configurations(tmp_path, capsys):
     assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert f"but there is no {tmp_path / 'tf.yaml'}" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert f"but there is no {tmp_path / 'tf.yaml'}" in printed.err
+    assert printed.out == ""  # checked before anything is shown
 
 
 def test_closing_bracket_share():

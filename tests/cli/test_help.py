@@ -1,6 +1,8 @@
 """Help texts: every command, option and argument is described, with its default; and errors and Ctrl-C in one place."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -92,6 +94,31 @@ def test_interrupts(arguments, message, capsys, monkeypatch):
     _replace(monkeypatch, arguments[0], KeyboardInterrupt())
     assert main(arguments) == 130
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(("lines", "unbuffered"), [(1, ""), (100_000, ""), (1, "1")])
+def test_a_closed_pipe_ends_a_command_silently(lines, unbuffered, monkeypatch):
+    """As with `stackattn ... | head`: also if the output fits into the buffer and is written at the end."""
+    program = f"""
+import argparse, sys
+from stackattn.cli.errors import run_command
+
+sys.stdin.read()  # until the reader has closed the pipe
+sys.exit(run_command(argparse.Namespace(command="config", execute=lambda args: print("line\\n" * {lines}))))
+"""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as process:
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_other_broken_pipes_are_errors(capsys, monkeypatch):
+    _replace(monkeypatch, "params", BrokenPipeError(32, "Broken pipe"))
+    assert main(["params"]) == 2
+    assert "Broken pipe" in capsys.readouterr().err
 
 
 def _replace(monkeypatch, command, error):

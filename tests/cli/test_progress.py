@@ -1,11 +1,13 @@
 """Lines that show progress where there is no terminal."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from stackattn.cli import progress
-from stackattn.cli.progress import Heartbeat, ProgressDisplay, track
+from stackattn.cli import progress, reproduce
+from stackattn.cli.progress import Heartbeat, ProgressDisplay, status, track
+from stackattn.paper.experiments import TARGETS
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,42 @@ def test_a_shown_line_postpones_the_heartbeat(capsys, monkeypatch):
             time.sleep(0.05)
             heartbeat.shown = time.monotonic()
     assert capsys.readouterr().out == ""
+
+
+def test_a_heartbeat_ends_silently_when_its_output_is_closed():
+    """An exception in the thread would be printed, with its traceback; pytest reports it."""
+
+    class Closed:
+        tried = False
+
+        def write(self, text):
+            self.tried = True
+            raise BrokenPipeError
+
+        flush = write
+
+    file = Closed()
+    with Heartbeat(lambda: "beat", file):
+        wait_for(lambda: file.tried)
+
+
+def test_a_status_is_repeated_on_standard_error(capsys):
+    with status("reading") as update:
+        wait_for(lambda: "reading ...\n" in capsys.readouterr().err)
+        update("drawing")
+        wait_for(lambda: "drawing ...\n" in capsys.readouterr().err)
+    assert capsys.readouterr().out == ""
+
+
+def test_reproduce_shows_that_it_measures(tmp_path, capsys, monkeypatch):
+    def show(cells, out):
+        wait_for(lambda: "measuring the best runs ...\n" in capsys.readouterr().err)
+        return 0
+
+    slow = SimpleNamespace(draws=False, trains=False, cells=lambda out: ["a cell"], show=show)
+    monkeypatch.setitem(TARGETS, "figure-3", slow)
+    args = SimpleNamespace(action="figure-3", out=tmp_path)
+    assert reproduce.run(args) == 0
 
 
 def test_track_prints_how_much_is_done(capsys):

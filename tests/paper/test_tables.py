@@ -42,6 +42,14 @@ def test_formats_of_a_table(tmp_path, capsys):
     ]
 
 
+def test_words_of_headers_are_not_cut(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    header = ["task", "model", "finished", "validation", "test, seen lengths", "longer", "epoch", "rate"]
+    publish("numbers", header, [["dyck", "Tf", "0 of 1", "0.3", "0.4", "0.4", "1", "0.002"]], "", tmp_path)
+    printed = capsys.readouterr().out
+    assert all(word in printed for column in header[1:] for word in column.split())
+
+
 def test_every_table_and_figure_has_a_command():
     """Figure 1 is a diagram, and `table-ptb-cost` is Table 6."""
     shown = " ".join(target.summary for target in [*TARGETS.values(), *MEASUREMENTS.values()])

@@ -1,5 +1,6 @@
 """Runs that are extended beyond their end, and runs that start from the weights of another."""
 
+import re
 import shutil
 
 import pytest
@@ -114,9 +115,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_the_same_
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"hidden_size": 8}, "its hidden_size is 6 and that of the configuration is 8"),
-        ({"stack": None}, "its stack is 'superposition-3' and that of the configuration is None"),
-        ({"kind": "transformer"}, "it is a LSTMLM and the configuration describes a TransformerLM"),
+        ({"hidden_size": 8}, "(hidden_size 8), found hidden_size 6"),
+        ({"stack": None}, "(stack None), found stack 'superposition-3'"),
+        ({"kind": "transformer"}, "(TransformerLM), found LSTMLM"),
         ({"init_range": 0.5}, None),
     ],
 )
@@ -129,7 +130,7 @@ def test_the_architecture_must_match(model, message, tmp_path, monkeypatch):
     if message is None:
         run_experiment(tiny(max_epochs=1), tmp_path / "second", init_from=tmp_path / "first")
         return
-    with pytest.raises(RunError, match=f"expected a model with the architecture of the configuration, but {message}"):
+    with pytest.raises(RunError, match=re.escape(f"with the architecture of the configuration {message}")):
         run_experiment(tiny(), tmp_path / "second", init_from=tmp_path / "first")
     assert not (tmp_path / "second").exists()
 

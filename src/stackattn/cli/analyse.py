@@ -44,36 +44,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-
     from ..analysis.drawings import draw_strings, remove_stale_drawings
     from ..analysis.report import write_report
     from ..analysis.study import study
     from ..files import locked
+    from .progress import status
 
-    console = Console(highlight=False)
     folder, out = Path(args.run), Path(args.run) / "analysis"
     if args.run == EXAMPLE and not folder.exists():
         folder, out = Path(str(files("stackattn.analysis"))) / EXAMPLE, Path("out", EXAMPLE)
     out = Path(args.out or out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {out}")
-    with console.status("reading the runs") as status:
+    with status("reading the runs") as show_status:
         found = study(
             folder,
             texts=args.string,
             samples=args.samples,
             seed=args.seed,
             stack=args.stack,
-            progress=lambda text: status.update(escape(text)),
+            progress=show_status,
         )
         drawn: list[Path] = []
         no_figures = ""
         out.mkdir(parents=True, exist_ok=True)
         with locked(out, out / ".lock", temporary=True):
             if found.single and found.best and not args.no_figures:
-                status.update("drawing")
+                show_status("drawing")
                 try:
                     drawn = draw_strings(found.best[0], out)
                 except ModuleNotFoundError as error:

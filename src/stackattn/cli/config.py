@@ -96,7 +96,12 @@ def _name(key: ConfigKey) -> str:
 
 def _type(key: ConfigKey) -> str:
     """The type of a key in the words of YAML."""
-    return key.type.replace("tuple[", "[").replace("dict[str, Any]", "mapping").replace(" | None", " or null")
+    return (
+        key.type.replace("tuple[", "[")
+        .replace("dict[str, Any]", "mapping")
+        .replace("None", "null")
+        .replace(" | ", " or ")
+    )
 
 
 def _default(key: ConfigKey) -> str:

@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
+    jobs = {name: configure(Path(args.configs) / f"{name}.yaml", args.seed, args.epochs) for name in MODELS}
     read_brackets(console, args.seed)
-    return compare(console, Path(args.out), Path(args.configs), args.seed, args.epochs)
+    return compare(console, Path(args.out), jobs, args.seed)
 
 
 def read_brackets(console: Console, seed: int) -> None:
@@ -117,13 +118,12 @@ def _element(columns: list[str], index: int) -> str:
     return columns[index] if index == 0 else f"{columns[index]}  from step {index - 1}"
 
 
-def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int | None) -> int:
+def compare(console: Console, out: Path, jobs: dict[str, CFLConfig], seed: int) -> int:
     """Train the models, each in its own process, and show the results."""
     from ..training import TrainingRun
     from ..training.sweep import run_all
-    from .progress import ProgressDisplay, outcome
+    from .progress import ProgressDisplay, outcome, status
 
-    jobs = {name: configure(configs / f"{name}.yaml", seed, epochs) for name in MODELS}
     options = jobs["tf"].language
     console.print(
         "2. A transformer (Tf), one with a stack in its middle layer (Tf+Nd) and one stack layer alone (Nd alone) "
@@ -146,7 +146,7 @@ def compare(console: Console, out: Path, configs: Path, seed: int, epochs: int |
     if failed:
         return 2
     console.print()
-    with console.status("measuring the models on longer strings"):
+    with status("measuring the models on longer strings"):
         shares = measure_shares(out, jobs["tf"])
     show_table(console, out, shares)
     draw(console, out, jobs["nd"], shares)
@@ -227,7 +227,8 @@ def write_report(console: Console, out: Path, seed: int) -> None:
     """Write the HTML report of all runs."""
     from ..analysis.report import write_report
     from ..analysis.study import study
+    from .progress import status
 
-    with console.status("writing the report"):
+    with status("writing the report"):
         path = write_report(study(out, seed=seed), out / "report.html")
     console.print(f"Report with strings to step through, for a browser: {path}", soft_wrap=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -40,7 +41,10 @@ class Heartbeat:
             if time.monotonic() < self.shown + HEARTBEAT_SECONDS:  # a line was shown in the meantime
                 continue
             if line := self.describe():
-                print(line, file=self.file, flush=True)
+                try:
+                    print(line, file=self.file, flush=True)
+                except BrokenPipeError:  # the command ends when it prints its next line
+                    return
             self.shown = time.monotonic()
 
 
@@ -138,6 +142,30 @@ class ProgressDisplay:
         running = list(self.running.values())
         shown = [lines.status for lines in running[:NAMED_RUNS]]
         return "\n".join([*shown, *([f"and {len(running) - NAMED_RUNS} more runs"] * (len(running) > NAMED_RUNS))])
+
+
+@contextmanager
+def status(text: str) -> Generator[Callable[[str], None]]:
+    """Show what is being done: a spinner on a terminal, a line per minute elsewhere, on standard error.
+
+    Yields:
+        A function that replaces the text.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(escape(text)) as spinner:
+            yield lambda text: spinner.update(escape(text))
+        return
+
+    def update(new: str) -> None:
+        nonlocal text
+        text = new
+
+    with Heartbeat(lambda: f"{text} ...", sys.stderr):
+        yield update
 
 
 def track(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:

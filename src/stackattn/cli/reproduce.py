@@ -13,6 +13,7 @@ from typing import Any
 
 from ..paper.experiments import MEASUREMENTS, TARGETS, Target
 from .arguments import TO_CONTINUE, add_actions, add_config_arguments, add_number, add_sweep_arguments, at_least
+from .progress import Heartbeat
 from .training import print_unfinished, run_jobs
 
 
@@ -97,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     if not (cells := target.cells(out)):
         print(f"{out} contains no runs yet", file=sys.stderr)
         return 1
-    return target.show(cells, out) or (1 if failed else 0)
+    with Heartbeat(lambda: "measuring the best runs ...", sys.stderr):
+        return target.show(cells, out) or (1 if failed else 0)
 
 
 def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> list[Path]:

@@ -77,7 +77,8 @@ def _train(args: argparse.Namespace) -> int:
     if result["stopped"] == "deadline":
         print(f"stopped after {args.minutes:g} minutes; pass --resume to continue")
     else:
-        print(f"{ending(result)} after {result['evaluations']} evaluations")
+        number = result["evaluations"]
+        print(f"{ending(result)} after {number} evaluation{'s' * (number != 1)}")
     if best := result["best"]:
         name, value = headline(best)
         print(f"best: epoch {best['epoch']}, {name} {value:.4f}")

@@ -53,8 +53,9 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
     for task in dict.fromkeys(row[0] for row in rows):
         table = Table(title=task, title_justify="left")
         for i, column in enumerate(header[1:], 1):
-            # in a narrow terminal, headers wrap and numbers do not
-            table.add_column(column, min_width=widest[i], justify="left" if column == "model" else "right")
+            # in a narrow terminal, headers wrap between words, and numbers do not wrap
+            width = max(widest[i], words[i])
+            table.add_column(column, min_width=width, justify="left" if column == "model" else "right")
         for row in rows:
             if row[0] == task:
                 table.add_row(*row[1:])

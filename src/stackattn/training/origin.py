@@ -59,7 +59,7 @@ def load_origin(model: nn.Module, task: Task, origin: dict[str, str]) -> None:
     if checksum(folder / TENSORS) != origin["model"]:
         raise RunError(f"{folder}: the model has changed since the run started from it; train in a new folder instead")
     if difference := _difference(loaded, model):
-        raise RunError(f"{folder}: expected a model with the architecture of the configuration, but {difference}")
+        raise RunError(f"{folder}: expected a model with the architecture of the configuration {difference}")
     with TemporaryDirectory() as name:
         task.save(model, Path(name))
         parts = sorted(path.name for path in Path(name).iterdir() if path.name not in (CONFIG, TENSORS))
@@ -72,9 +72,9 @@ def load_origin(model: nn.Module, task: Task, origin: dict[str, str]) -> None:
 
 def _difference(loaded: Any, model: Any) -> str | None:
     if type(loaded) is not type(model):
-        return f"it is a {type(loaded).__name__} and the configuration describes a {type(model).__name__}"
+        return f"({type(model).__name__}), found {type(loaded).__name__}"
     for name in (field.name for field in fields(model.config)):
         found, wanted = getattr(loaded.config, name), getattr(model.config, name)
         if found != wanted and name not in NOT_ARCHITECTURE:
-            return f"its {name} is {found!r} and that of the configuration is {wanted!r}"
+            return f"({name} {wanted!r}), found {name} {found!r}"
     return None
