@@ -78,6 +78,11 @@ def _layers(build: Callable[..., Step], notations: dict[str, str], longest: int 
     return {name: Contender(partial(build, notation=text), longest) for name, text in notations.items()}
 
 
+def _layer_case(about: str, shapes: tuple[Shape, ...], contenders: dict[str, Contender]) -> Case:
+    """A case of single layers, with and without a limit."""
+    return Case(about, "BT", shapes, contenders, LIMIT_TESTS)
+
+
 LENGTHS = (40, 60, 80, 100, 200, 400, 800)
 
 CASES = {
@@ -153,42 +158,34 @@ CASES = {
         (Shape(T=1000, m=64),),
         {"cpp": Contender(partial(steps.superposition_training, backend="cpp"))},
     ),
-    "long": Case(
+    "long": _layer_case(
         "A layer on long sequences, beside nn.TransformerEncoderLayer(64, 4, 256).",
-        "BT",
         (Shape(T=1000), Shape(T=2000), Shape(T=4000)),
         {
             TRANSFORMER_LAYER: Contender(long.transformer_layer),
             **_layers(long.stack_layer, LIMITED | {"superposition": EXACT["superposition"]}),
         },
-        tests=LIMIT_TESTS,
     ),
-    "exact-layers": Case(
+    "exact-layers": _layer_case(
         "Exact layers on sentences: as they are, and by way of attention weights and their product with the values.",
-        "BT",
         (Shape(T=60), Shape(T=200)),
         {
             **_layers(long.stack_layer, EXACT),
             **_layers(long.by_weights, {f"{name}{BY_WEIGHTS}": text for name, text in EXACT.items()}),
         },
-        tests=LIMIT_TESTS,
     ),
-    "long-forward": Case(
+    "long-forward": _layer_case(
         "The forward pass of a layer on one very long sequence.",
-        "BT",
         (Shape(B=1, T=100_000),),
         _layers(long.forward_pass, LIMITED),
-        tests=LIMIT_TESTS,
     ),
-    "long-decoding": Case(
+    "long-decoding": _layer_case(
         "One more step of a layer after T steps.",
-        "BT",
         (Shape(T=200), Shape(T=10_000)),
         {
             **_layers(long.decoding, LIMITED),
             **_layers(long.decoding, {"no window": EXACT["nondeterministic"]}, longest=200),
         },
-        tests=LIMIT_TESTS,
     ),
     "models": Case(
         "A training step of the paper's models for the hardest context-free language, on strings of T symbols.",
