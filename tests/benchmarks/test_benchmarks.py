@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks import __main__ as command
-from benchmarks import gpu, measure, report, targets
+from benchmarks import gpu, measure, profile, report, targets
 from benchmarks.registry import CASES
 
 TINY = ["--shapes", "B=2,T=3,Q=2,S=2,m=2", "--budget", "0", "--without", targets.RATE]
@@ -122,3 +122,28 @@ def test_table_of_a_gpu():
     assert "triton" in lines[4]
     assert "not available" in lines[4]
     assert any("triton" in line for line in gpu.environment(torch.device("cpu")))
+
+
+def percentages(text):
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {row[0]: [float(x.replace(",", "")) for x in row[1:]] for row in rows[2:]}
+
+
+def test_profile_of_a_step(capsys):
+    profile.main(["step", "dyck", "--repeats", "1"])
+    rows = percentages(capsys.readouterr().out)
+    assert {"embedding", "layer norm", "attention", "feed-forward", "output layer and loss"} < set(rows)
+    assert rows["stack attention"][0] == 0
+    assert min(rows["stack attention"][1:]) > 0
+    *parts, whole = rows.values()
+    assert [sum(column) for column in zip(*parts, strict=True)] == pytest.approx([100] * 3, abs=1)
+    assert min(whole) > 0
+
+
+def test_profile_of_an_epoch(capsys):
+    data = ["language.train_batches=3", "language.validation_batches=2", "language.lengths=[4, 6]"]
+    profile.main(["epoch", "cfl", "demo/tf", "--set", "training.max_epochs=1", *data])
+    rows = percentages(capsys.readouterr().out)
+    assert rows["evaluation"][0] > 0
+    assert rows["checkpoints and best model"][0] > 0
+    assert rows["rest"][0] > 0

@@ -1,5 +1,7 @@
 """Softmax attention and transformer layers compared with PyTorch's and with the paper; layer notation."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,9 @@ from stackattn.nn import (
     parse_layers,
     sinusoids,
 )
+from stackattn.ops import dispatch
+from stackattn.ops.dropout import multipliers
+from stackattn.ops.keep_mask import draw_seed
 
 B, T, D, HEADS = 3, 7, 12, 3
 SUPERPOSITION = StackSpec("superposition", (5,))
@@ -84,6 +89,36 @@ def test_cross_attention_equals_pytorch_and_ignores_padding():
     grad = torch.autograd.grad(found.square().sum(), spoilt)[0]
     assert (grad[padding] == 0).all()
     assert (grad[~padding] != 0).any()
+
+
+@pytest.mark.skipif(dispatch.kernel is None, reason="needs the kernel")
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+@pytest.mark.parametrize("layer", [CrossAttention, partial(SelfAttention, causal=False)])
+def test_attention_to_a_whole_sequence_uses_the_fast_dropout(layer, lengths):
+    attention, x = layer(D, HEADS, dropout=0.3), inputs().float()
+    cross = isinstance(attention, CrossAttention)
+    torch.manual_seed(1)
+    found = attention(x, attention.read(x, lengths) if cross else lengths)
+    packed = [attention.to_queries(x), attention.to_keys_values(x)] if cross else [attention.to_queries_keys_values(x)]
+    queries, keys, values = (
+        y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in torch.cat(packed, -1).chunk(3, -1)
+    )  # (B, HEADS, T, D / HEADS)
+    padding = torch.arange(T) >= (torch.full((B,), T) if lengths is None else lengths)[:, None]
+    scores = (queries @ keys.mT / (D / HEADS) ** 0.5).masked_fill(padding[:, None, None], -torch.inf)
+    torch.manual_seed(1)
+    weights = scores.softmax(-1) * multipliers(scores.shape, 0.3, int(draw_seed()))
+    expected = attention.to_output((weights @ values).transpose(1, 2).flatten(2))
+    real = slice(None) if cross else ~padding
+    torch.testing.assert_close(found[real], expected[real])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_attention_to_an_empty_memory_is_zero(dropout):
+    attention, x = CrossAttention(D, HEADS, dropout), inputs().float().requires_grad_()
+    found = attention(x, attention.read(x, torch.tensor([T, 0, 1])))
+    torch.testing.assert_close(found[1], attention.to_output.bias.expand(T, D))
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    assert grad.isfinite().all()
 
 
 @pytest.mark.parametrize("heads", [5, 7])

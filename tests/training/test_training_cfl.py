@@ -9,6 +9,7 @@ from runs import MODELS, tiny
 from torch import nn
 
 from stackattn.languages import evaluation_set, get_language
+from stackattn.training import cfl
 from stackattn.training.cfl import CFLTask, build_cfl_model, evaluate_by_length
 
 
@@ -102,6 +103,18 @@ def test_differences_by_length():
         assert row["difference_from_floor"] == pytest.approx(0, abs=1e-9)
         assert row["validity"] == pytest.approx(1, abs=1e-12)
         assert row["flawless"] == 1
+
+
+def test_the_size_of_validation_batches_is_limited_and_does_not_change_the_score(monkeypatch):
+    config = tiny(language={"lengths": (6, 6), "validation_batches": 4})
+    expected = CFLTask(config).evaluate(build_cfl_model(config, 4).eval())
+    monkeypatch.setattr(cfl, "VALIDATED_AT_A_TIME", 3)
+    model, sizes = build_cfl_model(config, 4).eval(), []
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    found = CFLTask(config).evaluate(model)
+    assert max(sizes) == 3
+    assert sum(sizes) == 4 * config.language.batch_size > 3
+    assert found["cross_entropy"] == pytest.approx(expected["cross_entropy"], rel=1e-6)
 
 
 def test_validity_is_the_probability_of_the_possible_symbols():

@@ -25,6 +25,7 @@ from .processes import find_device
 from .run import TrainingRun
 
 TESTED_AT_A_TIME = 20  # strings; limits the memory of the stacks on long strings
+VALIDATED_AT_A_TIME = 100  # strings; limits the memory of large validation sets, and larger batches are hardly faster
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class CFLTask:
         )
         self.training, self.validation = training_sets(self.language, self.options.seed, *sizes)
         self._batches = [torch.from_numpy(batch) for batch in self.training.batches]
-        self._validation = by_length(self.validation)
+        groups = by_length(self.validation).values()
+        self._validation = [part for strings in groups for part in strings.split(VALIDATED_AT_A_TIME)]
         self.lower_bound = self.validation.lower_bound()
 
     def epoch(self, generator: torch.Generator) -> Sequence[Tensor]:
@@ -129,8 +131,8 @@ class CFLTask:
         return negative_log_likelihood(model, self.language, batch).sum() / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        total = sum(negative_log_likelihood(model, self.language, x).sum().item() for x in self._validation.values())
-        symbols = sum(x.numel() + len(x) for x in self._validation.values())
+        total = sum(negative_log_likelihood(model, self.language, x).sum().item() for x in self._validation)
+        symbols = sum(x.numel() + len(x) for x in self._validation)
         found = total / symbols
         return {
             "score": perplexity(found) if self.scored_by_perplexity else found,

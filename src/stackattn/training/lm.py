@@ -27,7 +27,7 @@ from .processes import find_device
 from .run import TrainingRun
 from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
-EVALUATION_TOKENS = 2048  # tokens per batch in evaluation
+EVALUATION_TOKENS = 1024  # tokens per batch in evaluation; larger batches are slower at the sizes of the Penn Treebank
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class LMTask(SentenceTask):
         self.validation = corpus.encode_split("validation", self.tokenizer)
         self._lengths = [len(sentence) for sentence in self.training]
         self._costs = [length + options.count_bos for length in self._lengths]
-        self._pieces = None if options.piece_tokens is None else self._cut(self.training, options.piece_tokens)
-
-    def _cut(self, sentences: Sequence[Sequence[int]], size: int) -> Pieces:
-        return cut_into_pieces(sentences, size, self.tokenizer, IGNORED)
+        self._pieces = self._validation_pieces = None
+        if options.piece_tokens is not None:
+            self._pieces = cut_into_pieces(self.training, options.piece_tokens, self.tokenizer, IGNORED)
+            self._validation_pieces = cut_into_pieces(self.validation, options.piece_tokens, self.tokenizer, IGNORED)
 
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
         """Return batches of indices of sentences, or of rows if several documents share a row."""
@@ -137,11 +137,10 @@ class LMTask(SentenceTask):
         return nats.sum() / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        size = self.options.piece_tokens
-        if size is None:
+        if self._validation_pieces is None:
             found = evaluate_sentences(model, self.validation, self.tokenizer)
         else:
-            found = evaluate_pieces(model, self._cut(self.validation, size))
+            found = evaluate_pieces(model, self._validation_pieces)
         return {
             "score": found["cross_entropy"],
             "cross_entropy": found["cross_entropy"],
