@@ -242,7 +242,8 @@ class SilentBoard:
 def task(place, folder):
     """Run the task of a worker in this process."""
     config = tiny(max_epochs=1)
-    return cluster_module._task(config, str(place), str(folder), None, None, cluster_module.versions(), SilentBoard())
+    expected, board = cluster_module.versions(), SilentBoard()
+    return cluster_module._task(config, str(place), str(folder), None, None, expected, board, "cpu")
 
 
 def test_a_folder_missing_on_a_node_is_reported(tmp_path):
