@@ -201,7 +201,7 @@ def test_windows_and_limited_depth_do_not_wait(padded):
     with fake_gpu() as gpu:
         lengths = torch.full((B,), 3, device=gpu) if padded else None
         steps, values = join_transitions(*transitions(gpu)), torch.randn(B, T, 4, device=gpu)
-        history = torch.randn(B, 1, Q * S * 5 + 1, device=gpu, dtype=torch.float64)
+        history = torch.randn(B, 1, Q * S * 6 + 1, device=gpu, dtype=torch.float64)
         rows = window.forward(steps, values, history, lengths, 2)
         grads = window.backward(torch.randn_like(rows), steps, values, history, rows, lengths, 2)
         stack = torch.zeros(B, 0, 4, device=gpu)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import with_gradients
 from stacks import FAST, assert_close, pieces, seeded
-from test_window import arguments, read
+from test_window import arguments, hidden_run, read
 
 from stackattn import NondeterministicReadingState
 
@@ -12,14 +12,14 @@ fast = pytest.mark.parametrize("backend", FAST)
 Q, S, M = 2, 2, 3
 
 
-def empty(bottom, window, backend="auto"):
-    return NondeterministicReadingState.empty(bottom, Q, S, window=window, backend=backend)
+def empty(bottom, window, backend="auto", states=(Q, S)):
+    return NondeterministicReadingState.empty(bottom, *states, window=window, backend=backend)
 
 
-def in_chunks(window, backend, sizes, lengths=None):
+def in_chunks(window, backend, sizes, lengths=None, states=(Q, S)):
     def readings(*inputs):
         *transitions, values = inputs
-        state, rows = empty(values[:, 0], window, backend), []
+        state, rows = empty(values[:, 0], window, backend, states), []
         for n, piece in enumerate(pieces([*transitions, values[:, 1:]], sizes)):
             row, state = state.extend(*piece, *([] if lengths is None else [lengths[n]]))
             rows.append(row)
@@ -124,10 +124,33 @@ def test_the_kernel_computes_a_missing_band():
 @fast
 @pytest.mark.parametrize("scale", [30.0, 1000.0])
 def test_chunks_of_logits_of_any_scale(scale, backend):
-    """A state keeps rows in float64: rows that lost nothing below e^-700 of their mass are exact in any chunks."""
     inputs = arguments(3, 12, Q, S, M, scale)
     full = with_gradients(read(4, "reference"), inputs)
-    assert_close(with_gradients(in_chunks(4, backend, [5, 4, 3]), inputs), full, 1e-7, floor=1e-3)
+    for sizes in ([5, 4, 3], [1] * 12):
+        assert_close(with_gradients(in_chunks(4, backend, sizes), inputs), full, 1e-7, floor=1e-3)
+
+
+@fast
+@pytest.mark.parametrize("sizes", [[1, 11], [6, 6], [1] * 12])
+def test_no_run_is_lost_between_chunks(sizes, backend):
+    """The share of the hidden run is e^-3000 at first, far below the range of float64, and 1 at the end."""
+    inputs = hidden_run(-3000.0)
+    for x in inputs:
+        x[:, 6:] = x[:, 6:].where(x[:, 6:] != -100.0, -800.0)  # the decoy then loses more than float64 can represent
+    inputs.append(torch.randn(1, 13, M, generator=seeded(), dtype=torch.float64))
+    expected = with_gradients(read(4, "reference"), inputs)
+    assert expected[0][0, 11, 0, 2].abs().max() > 10 * expected[0][0, 11, 0, 1].abs().max()
+    assert_close(with_gradients(in_chunks(4, backend, sizes, states=(1, 3)), inputs), expected, 1e-9, floor=1e-3)
+
+
+@fast
+def test_chunks_in_different_arithmetics(backend):
+    """A chunk beyond the range of float64, then ordinary ones whose window reaches back into it."""
+    inputs = arguments(2, 12, Q, S, M)
+    for x in inputs[:3]:
+        x[:, 2:5] *= 2000.0
+    expected = with_gradients(read(6, "reference"), inputs)
+    assert_close(with_gradients(in_chunks(6, backend, [5, 1, 1, 5]), inputs), expected, 1e-8, floor=1e-3)
 
 
 @fast

@@ -86,6 +86,32 @@ def test_wide_logits_leave_the_range_and_are_computed_exactly(monkeypatch):
     assert {"extended": True} in repeated
 
 
+def one_run(*, lost):
+    """A run that loses e^lost at each step, and a symbol that no run reaches but that would keep its weight."""
+    *transitions, values = inputs_of(1, 9, 1, 3, m=2)
+    push, replace, pop = (x.fill_(-torch.inf) for x in transitions)
+    replace[0, 0, 0, 0, 0, 1], replace[0, 1:, 0, 1, 0, 1], replace[0, 1:, 0, 2, 0, 2] = 0.0, -lost, 0.0
+    return [push, replace, pop, values]
+
+
+def test_gradients_of_entries_without_runs(monkeypatch):
+    """They would overflow, in rows for which float64 is sufficient."""
+    monkeypatch.setattr(plain_band, "fill", None)  # for extended arithmetic
+    found = results(one_run(lost=140.0), "triton", 4)
+    monkeypatch.undo()
+    for x, y in zip(found, results(one_run(lost=140.0), "reference", 4), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-13)
+
+
+@infinities
+def test_no_run_is_lost():
+    """In a window the mass falls by e^400 only, but a run with a share of e^-700 is the heaviest at the end."""
+    inputs = one_run(lost=100.0)
+    inputs[1][0, 0, 0, 0, 0, 2] = -700.0
+    readings = assert_same(inputs, 4, backends=("cpp", "reference"))[0]
+    assert readings[0, 8, 0, 2].abs().max() > 10 * readings[0, 8, 0, 1].abs().max()
+
+
 @pytest.mark.slow
 def test_weights_and_single_precision():
     transitions = [x.float() for x in inputs_of(2, 4, 2, 2)[:3]]
@@ -102,7 +128,7 @@ def rows_problem(B=2, T=5, Q=2, S=1, m=2, known=0, width=3):
     history = first_row(random(B, m, seed=2), Q, S)
     if known:
         history = torch.cat([history, plain.forward(steps[:, :known], values[:, :known], history, None, width)], 1)
-    return (steps, values[:, known:], history[:, -width:]), random(B, T, Q * S * (m + 1) + 1, seed=3)
+    return (steps, values[:, known:], history[:, -width:]), random(B, T, Q * S * (m + 2) + 1, seed=3)
 
 
 def both_passes(module, inputs, grad, width=3):

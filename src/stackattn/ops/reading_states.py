@@ -154,9 +154,9 @@ class NondeterministicReadingState(TensorState):
         backend: str,
     ):
         self._steps = steps  # (B, H, Q, S, Q S + Q S + Q): joined transitions of the last H steps, see ops/window.py
-        self._tensor = rows  # (B, H + 1, Q S (m + 1) + 1)
+        self._tensor = rows  # (B, H + 1, Q S (m + 2) + 1)
         self._band = band  # what the kernel would otherwise compute again from the steps
-        self._first = first  # (B, 1, Q S (m + 1) + 1): the row before the first step
+        self._first = first  # (B, 1, Q S (m + 2) + 1): the row before the first step
         self._sizes = sizes  # Q, S, m
         self._backend = backend
         self.length = length

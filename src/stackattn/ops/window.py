@@ -1,9 +1,10 @@
 """The windowed nondeterministic stack: an element older than `window` steps becomes a bottom.
 
 Runs may read and replace such an element but not pop it. Time is linear in the number of steps, and what comes later
-depends only on the last `window` steps and *rows*. A row (Q S (m + 1) + 1 numbers) sums all runs up to a time point:
-for each state and symbol on top, their top vectors and their number, both in units of the mass of all runs, and then
-the logarithm of that mass, relative to the row before. docs/maths.md, section 10.
+depends only on the last `window` steps and *rows*. A row (Q S (m + 2) + 1 numbers) sums all runs up to a time point:
+for each state and symbol on top, their top vectors and their weight, both in units of 2^e times the mass of all runs,
+and e; then the logarithm of that mass, relative to the row before. The exponents e keep runs that are too light for
+float64 otherwise. docs/maths.md, section 10.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ def windowed_weights(steps: Tensor, lengths: Tensor | None, window: int, backend
 
 
 def first_row(bottom: Tensor, Q: int, S: int) -> Tensor:
-    """The row (B, 1, Q S (m + 1) + 1) before the first step: one run, in state 0 with the bottom element on top."""
-    start = torch.cat([bottom.double(), bottom.new_ones(len(bottom), 1, dtype=torch.float64)], 1)
+    """The row (B, 1, Q S (m + 2) + 1) before the first step: one run, in state 0 with the bottom element on top."""
+    start = pad(torch.cat([bottom.double(), bottom.new_ones(len(bottom), 1, dtype=torch.float64)], 1), (0, 1))
     return pad(start, (0, (Q * S - 1) * start.shape[1] + 1))[:, None]
 
 
 def readings_of(rows: Tensor, Q: int, S: int) -> Tensor:
     """(B, T, Q, S, m). Rows have mass 1 or 0 already; the division makes autograd differentiate the normalisation."""
-    numbers = rows[..., :-1].unflatten(-1, (Q, S, -1))
+    entries = rows[..., :-1].unflatten(-1, (Q, S, -1))
+    numbers = torch.ldexp(entries[..., :-1], entries[..., -1:].detach())
     mass = numbers[..., -1:].sum((2, 3), keepdim=True)
     return numbers[..., :-1] / mass.where(mass > 0, 1.0)
 
@@ -61,13 +63,13 @@ def rows_after(
             never taken.
         values: (B, T, m)
             What the new steps push.
-        history: (B, H + 1, Q S (m + 1) + 1), float64
+        history: (B, H + 1, Q S (m + 2) + 1), float64
             The last rows so far, with zeros before the first one.
         lengths: (B,), optional
             Number of the T steps that each sequence takes; later rows are zero.
 
     Returns:
-        (B, T, Q S (m + 1) + 1), float64
+        (B, T, Q S (m + 2) + 1), float64
     """
     return _op(steps, values, history, lengths, window, backend)
 

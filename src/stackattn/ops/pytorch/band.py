@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..transitions import join_transitions, split_transitions
 from .chart import Number, Steps
@@ -27,13 +28,33 @@ class Rows(NamedTuple):
 
     @classmethod
     def split(cls, rows: Tensor, QS: int, extended: bool) -> Rows:
-        """From (B, x, QS (m + 1) + 1), the layout of the operator."""
-        numbers = rows[..., :-1].unflatten(-1, (QS, -1)).transpose(0, 1)
-        return cls(Extended.of(numbers) if extended else numbers, rows[..., -1].T)
+        """From (B, x, QS (m + 2) + 1), the layout of the operator."""
+        return cls(times_power(*units(rows, QS), extended=extended), rows[..., -1].T)
 
     def joined(self) -> Tensor:
-        numbers = self.numbers.to_tensor() if isinstance(self.numbers, Extended) else self.numbers
-        return torch.cat([numbers.flatten(2), self.logs[..., None]], -1).transpose(0, 1)
+        numbers, alpha = self.numbers, self.numbers[..., -1:]
+        if isinstance(numbers, Extended):
+            exponents = alpha.exponent.where(alpha.mantissa != 0, 0.0)
+            scaled = Extended(numbers.mantissa, numbers.exponent - exponents).to_tensor()
+        else:
+            exponents = torch.frexp(alpha).exponent.clamp(min=-1000).double()
+            scaled = torch.ldexp(numbers, -exponents)
+        return torch.cat([torch.cat([scaled, exponents], -1).flatten(2), self.logs[..., None]], -1).transpose(0, 1)
+
+    def reached(self) -> Tensor:
+        """(x, B, QS, 1): which entries have a run. Gradients of others have no effect, but may be out of range."""
+        alpha = self.numbers[..., -1:]
+        return (alpha.mantissa if isinstance(alpha, Extended) else alpha) != 0
+
+
+def units(rows: Tensor, QS: int) -> tuple[Tensor, Tensor]:
+    """Numbers (x, B, QS, m + 1) and exponents (x, B, QS, 1) of rows (B, x, QS (m + 2) + 1)."""
+    entries = rows[..., :-1].unflatten(-1, (QS, -1)).transpose(0, 1)
+    return entries[..., :-1], entries[..., -1:]
+
+
+def times_power(x: Tensor, exponents: Tensor, *, extended: bool) -> Number:
+    return Extended.normal(x, exponents) if extended else torch.ldexp(x, exponents)
 
 
 def shortest_segment(window: int) -> int:
@@ -171,15 +192,20 @@ def falls_before(logs: Tensor, t: int, window: int) -> Tensor:
     return -later.flip(0).cumsum(0).flip(0)
 
 
-def walk_back(grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, window: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of steps, values and history. Gradients of rows are those of all runs, times the mass of the row."""
+def walk_back(
+    grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, exponents: Tensor, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of steps, values and history. Gradients of rows are those of all runs, times the mass of the row.
+
+    `exponents` (window + T, B, QS, 1) are the units of the rows to which `grad` and the gradient of history belong.
+    """
     B, _, Q, S = steps.shape[:4]
     QS, T = Q * S, values.shape[1]
     numbers, logs = rows
     extended = isinstance(numbers, Extended)
     d_rows = numbers.new_zeros(*numbers.shape)
-    given = grad[..., :-1].unflatten(-1, (QS, -1)).transpose(0, 1)
-    d_rows[window:] = Extended.of(given) if extended else given
+    reached = rows.reached()
+    d_rows[window:] = times_power(units(grad, QS)[0], -exponents[window:], extended=extended)
     pushable = with_one(values, numbers)
     d_values = values.new_zeros(values.shape, dtype=torch.float64)
     d_steps = steps.new_zeros(steps.shape, dtype=torch.float64)
@@ -192,7 +218,7 @@ def walk_back(grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, window: i
         for t in range(end - 1, first - 1, -1):
             at, x = before + t - first, t + window
             scale = Extended.exp(-logs[x]) if extended else (-logs[x]).exp()
-            row = d_rows[x]  # in units of the mass of this row, then of the row before
+            row = _only(d_rows[x], reached[x])  # in units of the mass of this row, then of the row before
             moved, last = row * scale[:, None, None], numbers[x - 1]
             pushes = (moved * pushable[t]).sum(-1, keepdim=True)  # (B, QS, 1)
             gradients.push[at] = last[..., -1:] @ pushes.mT
@@ -214,7 +240,20 @@ def walk_back(grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, window: i
             earlier += back.reshape(*earlier.shape) * factor[:, :, None, None]
         _walk_back_band(weights, band, dP_to, gradients)
         d_steps[:, needed] += join_transitions(*log_gradients(weights, gradients, Q))
-    d_history = d_rows[:window]
-    d_history = d_history.to_tensor() if isinstance(d_history, Extended) else d_history
-    zeros = torch.zeros_like(logs[:window])
-    return d_steps, d_values, torch.cat([d_history.flatten(2), zeros[..., None]], -1).transpose(0, 1)
+    return d_steps, d_values, joined_gradients(_only(d_rows[:window], reached[:window]), exponents[:window])
+
+
+def joined_gradients(d_rows: Number, exponents: Tensor) -> Tensor:
+    """Gradients (B, x, QS (m + 2) + 1) of rows in units of 2^exponents; exponents and logarithms are constants."""
+    if isinstance(d_rows, Extended):
+        scaled = Extended(d_rows.mantissa, d_rows.exponent + exponents).to_tensor()
+    else:
+        scaled = torch.ldexp(d_rows, exponents)
+    return pad(pad(scaled, (0, 1)).flatten(2), (0, 1)).transpose(0, 1)
+
+
+def _only(rows: Number, reached: Tensor) -> Number:
+    """Zeros in place of entries without runs."""
+    if isinstance(rows, Extended):
+        return Extended.normal(rows.mantissa.where(reached, 0.0), rows.exponent)
+    return rows.where(reached, 0.0)

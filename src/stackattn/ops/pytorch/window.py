@@ -6,6 +6,7 @@ band.py computes them; here are the padding and the criterion for the range of f
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 import torch
@@ -15,8 +16,10 @@ from torch.nn.functional import pad
 from ..immediate import reads_values
 from ..lengths import length_mask
 from . import band
+from .extended import Extended
 
-# Largest fall of ln M over one window for which float64 suffices, as SMALLEST_MASS in operators.py.
+# Largest fall from the mass of all runs to that of the runs in one entry, a window later, for which float64 suffices,
+# as SMALLEST_MASS in operators.py.
 _LARGEST_FALL = 600.0
 
 
@@ -28,7 +31,7 @@ def forward(
     window: int,
     charts: ModuleType = band,
 ) -> Tensor:
-    """Rows (B, T, QS (m + 1) + 1) of the last T of `steps`; the arguments are those of `ops.window.rows_after`.
+    """Rows (B, T, QS (m + 2) + 1) of the last T of `steps`; the arguments are those of `ops.window.rows_after`.
 
     `charts` is band.py, or another module with the same functions for float64.
     """
@@ -36,7 +39,7 @@ def forward(
     steps, values = _without_padding(steps, values, lengths)
     rows = charts.fill(steps, values, history, window)
     found = rows.joined()[:, window:].contiguous()
-    good = _in_range(rows.logs, lengths, window)  # (T, B)
+    good = _in_range(rows, history, steps, lengths)  # (T, B)
     if not reads_values(found.device):
         # there are certainly no runs after a step that forbids all transitions
         ended = (steps[:, -values.shape[1] :] == -torch.inf).flatten(2).all(2).cumsum(1) > 0  # (B, T)
@@ -65,15 +68,16 @@ def backward(
     steps, values = _without_padding(steps, values, lengths)
     if lengths is not None:
         grad = grad.where(length_mask(lengths, values.shape[1])[..., None], 0.0)
-    all_rows = band.Rows.split(torch.cat([history, rows], 1), QS, extended=False)
-    results = charts.walk_back(grad, steps, values, all_rows, window)
-    for b in _out_of_range(_in_range(all_rows.logs, lengths, window)):
+    joined = torch.cat([history, rows], 1)
+    exponents = band.units(joined, QS)[1]
+    all_rows = band.Rows.split(joined, QS, extended=False)
+    results = charts.walk_back(grad, steps, values, all_rows, exponents, window)
+    for b in _out_of_range(_in_range(all_rows, history, steps, lengths)):
         one = slice(b, b + 1)
         exact = band.fill(steps[one], values[one], history[one], window, extended=True)
-        for result, found in zip(
-            results, band.walk_back(grad[one], steps[one], values[one], exact, window), strict=True
-        ):
-            result[one] = found
+        found = band.walk_back(grad[one], steps[one], values[one], exact, exponents[:, one], window)
+        for result, part in zip(results, found, strict=True):
+            result[one] = part
     d_steps, d_values, d_history = results
     return d_steps, d_values, d_history[:, -known:]
 
@@ -93,13 +97,33 @@ def _without_padding(steps: Tensor, values: Tensor, lengths: Tensor | None) -> t
     return steps, values.where(mask[..., None], 0.0)
 
 
-def _in_range(logs: Tensor, lengths: Tensor | None, window: int) -> Tensor:
-    """(T, B): whether the mass of a row is not too far below that of the row a window earlier; true for padding."""
-    total = logs.cumsum(0)
-    good = total[:-window] - total[window:] <= _LARGEST_FALL  # (T, B); false for nan
+def _in_range(rows: band.Rows, history: Tensor, steps: Tensor, lengths: Tensor | None) -> Tensor:
+    """(T, B): whether each entry of a row is exact up to rounding, given the rows before; true for padding."""
+    assert not isinstance(rows.numbers, Extended)
+    total, alpha, window = rows.logs.cumsum(0), rows.numbers[..., -1], history.shape[1]
+    lost = (alpha[:window] == 0) & (band.units(history, alpha.shape[2])[0][..., -1] > 0)  # (window, B, QS)
+    least = alpha.where(alpha > 0, torch.inf).amin(-1).log()  # (window + T, B)
+    good = total[:-window] - total[window:] - least[window:] <= _LARGEST_FALL  # (T, B); false for nan
+    runs = _lightest_runs(steps, len(good), window) + least.amin(0).clamp(max=0.0)
+    runs = runs.masked_fill(lost.any(2).any(0), -torch.inf)
+    good &= (alpha[window:] > 0).all(-1) | (runs >= -_LARGEST_FALL)
     if lengths is not None:
         good |= ~length_mask(lengths, len(good)).T
     return good
+
+
+def _lightest_runs(steps: Tensor, T: int, window: int) -> Tensor:
+    """(T, B): lower bounds for the log weights of the runs of one window.
+
+    If it is in range, entries without runs are zero because of forbidden transitions, and not because their runs are
+    too light.
+    """
+    weights = steps.flatten(2)  # (B, H + T, Q S (Q S + Q S + Q))
+    forbidden, outgoing = weights == -torch.inf, steps.shape[4]
+    least = weights.double().masked_fill(forbidden, torch.inf).amin(2) - weights.amax(2) - math.log(outgoing)
+    least = least.masked_fill(forbidden.all(2), 0.0).clamp(min=-1e4)
+    total = pad(least.cumsum(1), (window, 0))  # zeros before the first step
+    return (total[:, window:] - total[:, :-window])[:, -T:].T
 
 
 def _out_of_range(good: Tensor) -> list[int]:

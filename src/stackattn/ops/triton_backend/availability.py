@@ -121,7 +121,7 @@ def _windowed_results(numbers: Callable[..., torch.Tensor], lengths: torch.Tenso
     from . import window
 
     inputs = numbers(2, 5, Q, S, 2 * Q * S + Q), numbers(2, 5, 2), first_row(numbers(2, 2), Q, S)
-    grad = numbers(2, 5, 3 * Q * S + 1)
+    grad = numbers(2, 5, 4 * Q * S + 1)
     results = []
     for module in (window, plain):
         rows = module.forward(*inputs, lengths, 3)

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from ..memory import chart_memory
-from ..pytorch.band import Rows, falls_before, segment_weights, segments, shortest_segment, with_one
+from ..pytorch.band import (
+    Rows,
+    falls_before,
+    joined_gradients,
+    segment_weights,
+    segments,
+    shortest_segment,
+    times_power,
+    units,
+    with_one,
+)
 from ..pytorch.chart import Steps
 from ..pytorch.steps import log_gradients
 from ..transitions import join_transitions
@@ -107,7 +117,9 @@ def fill(steps: Tensor, values: Tensor, history: Tensor, window: int) -> Rows:
     return Rows(numbers, torch.cat([known.logs, mass.log()]))
 
 
-def walk_back(grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, window: int) -> tuple[Tensor, Tensor, Tensor]:
+def walk_back(
+    grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, exponents: Tensor, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of steps, values and history."""
     B, _, Q, S = steps.shape[:4]
     QS, T = Q * S, values.shape[1]
@@ -115,7 +127,7 @@ def walk_back(grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, window: i
     numbers, logs = rows.numbers.contiguous(), rows.logs
     width = numbers.shape[3]
     given = torch.zeros_like(numbers)
-    given[window:] = grad[..., :-1].unflatten(-1, (QS, -1)).transpose(0, 1)
+    given[window:] = times_power(units(grad, QS)[0], -exponents[window:], extended=False)
     d_rows = torch.zeros_like(numbers)
     pushable = with_one(values, numbers).contiguous()
     factors = _factors(logs, window)
@@ -130,7 +142,7 @@ def walk_back(grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, window: i
             launch(
                 kernels.walk_back_row,
                 (blocks(width, options["BC"]), S, B * count),
-                [weights.push, weights.replace, band, pushable, factors, given, d_rows],
+                [weights.push, weights.replace, band, pushable, factors, numbers, given, d_rows],
                 [d_rows],
                 n, B, width, window, x, origin, low, high, **options,
             )  # fmt: skip
@@ -156,8 +168,7 @@ def walk_back(grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, window: i
         pushed = weights.push[at].mT @ alpha
         d_values[:, first:end] = (pushed * moved).sum(2)[..., :-1].transpose(0, 1)
         d_steps[:, needed] += join_transitions(*log_gradients(weights, gradients, Q))
-    zeros = torch.zeros_like(logs[:window])
-    return d_steps, d_values, torch.cat([d_rows[:window].flatten(2), zeros[..., None]], -1).transpose(0, 1)
+    return d_steps, d_values, joined_gradients(d_rows[:window], exponents[:window])
 
 
 def _contiguous(weights: Steps) -> Steps:

@@ -26,7 +26,7 @@ def _parts(steps: Tensor, window: int) -> list[slice]:
 
 
 def forward(steps: Tensor, values: Tensor, history: Tensor, lengths: Tensor | None, window: int) -> Tensor:
-    """Rows (B, T, Q S (m + 1) + 1)."""
+    """Rows (B, T, Q S (m + 2) + 1)."""
     return torch.cat(
         [
             plain.forward(steps[part], values[part], history[part], of_part(lengths, part), window, charts=band)

@@ -125,13 +125,14 @@ def fill_row(
 
 @_kernel
 def walk_back_row(
-    push, replace, band, values, factors, given, d_in, d_rows, n, B, width, window, x, origin, low, high,
+    push, replace, band, values, factors, rows, given, d_in, d_rows, n, B, width, window, x, origin, low, high,
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradients of row x and of those after it, one for each B programs, from those of the rows low..high-1.
 
     `factors` (x, B, window) has the mass of row x over that of the rows x + 1, x + 2, ...; row `origin` is at time
-    point 0 of the segment, and row `low` is the first one that the segment has computed.
+    point 0 of the segment, and row `low` is the first one that the segment has computed. Entries that no run reaches
+    have no effect on the gradient of any weight; theirs are zero, because they may be too large for float64.
     """
     y, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     n, B, width, x = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(width, tl.int64), tl.cast(x, tl.int64)
@@ -182,6 +183,8 @@ def walk_back_row(
             mask=real[:, None] & columns, other=0.0,
         )  # fmt: skip
         acc = _dot(P, later * tl.load(factor + span - 1, mask=real, other=0.0)[:, None], acc)
+    alpha = tl.load(rows + _in_rows(x, b, e, width - 1, B, width, Q, S), mask=(m < Q)[:, None], other=0.0)
+    acc = tl.where(alpha != 0, acc, 0.0)
     tl.store(d_rows + here, acc, mask=(m < Q)[:, None] & columns)
 
 

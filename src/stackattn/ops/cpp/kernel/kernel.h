@@ -63,7 +63,7 @@ struct Readings {
 
 // window.cpp: rows of the windowed nondeterministic stack. `steps` (B, before + T, Q, S, QS+QS+Q) begins with the
 // `before` earlier steps; values (B, T, m); history (B, before + 1, row) and rows (B, T, row), where a row is QS (m +
-// 1) + 1 numbers. Problem::steps is T.
+// 2) + 1 numbers, see ops/window.py. Problem::steps is T.
 struct WindowArrays {
   int64_t m, window, before;
   const void *steps, *values;

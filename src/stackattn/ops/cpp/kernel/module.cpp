@@ -236,7 +236,7 @@ struct WindowCall {
       bad_value("steps", "at least one state, one symbol, one step and one number in a value",
                 text(shape_of(steps_in)));
     if (before < 0 || before >= window) bad_value("window", "more than the earlier steps", std::to_string(window));
-    const int64_t row = call.Q * call.S * (m + 1) + 1;
+    const int64_t row = call.Q * call.S * (m + 2) + 1;
     steps = {call.B, before + call.T, call.Q, call.S, 2 * call.Q * call.S + call.Q};
     values = {call.B, call.T, m}, history = {call.B, before + 1, row}, rows = {call.B, call.T, row};
     arrays = {m,

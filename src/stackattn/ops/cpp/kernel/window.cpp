@@ -9,7 +9,8 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
-// Largest fall of ln M over a window for which float64 suffices, as kSmallestMass.
+// Largest fall from the mass of all runs to that of the runs in one entry, a window later, for which float64 suffices,
+// as kSmallestMass.
 constexpr double kLargestFall = 600;
 
 // One sequence: `before` earlier steps and rows (one more), then `length` new ones.
@@ -21,7 +22,8 @@ struct WindowSequence {
   const int Q = int(p.states), S = int(p.symbols), QS = Q * S, m = int(in.m), before = int(in.before);
   const int window = int(std::min<int64_t>(in.window, in.before + p.steps));
   const int segment = std::max(64, (2 * window + 7) / 8 * 8);
-  const int64_t per_step = int64_t(QS) * (2 * QS + Q), per_row = int64_t(QS) * (m + 1) + 1;
+  const int64_t per_step = int64_t(QS) * (2 * QS + Q), in_row = int64_t(QS) * (m + 1),
+                per_row = int64_t(QS) * (m + 2) + 1;
 
   const IO* step(int64_t i) const { return (const IO*)in.steps + (number * (before + p.steps) + i) * per_step; }
   const IO* value(int64_t i) const { return (const IO*)in.values + (number * p.steps + i) * m; }
@@ -34,16 +36,17 @@ struct WindowSequence {
     std::vector<double> memory, logs;
     typename A::Ptr numbers;
     Rows(const WindowSequence& of, int64_t count)
-        : memory(A::kPlanes * count * (of.per_row - 1)), logs(count),
-          numbers(A::at(memory.data(), count * (of.per_row - 1))) {}
+        : memory(A::kPlanes * count * of.in_row), logs(count), numbers(A::at(memory.data(), count * of.in_row)) {}
   };
   template <class A>
   Rows<A> load_history(int64_t known) const {  // and `known` new rows
     Rows<A> rows(*this, before + 1 + length);
     for (int64_t x = 0; x <= before + known; ++x) {
       const double* from = x <= before ? in.history + old_row(x) : in.rows + new_row(x - before - 1);
-      for (int64_t i = 0; i < per_row - 1; ++i) A::set(rows.numbers, x * (per_row - 1) + i, A::from_double(from[i]));
-      rows.logs[x] = from[per_row - 1];
+      for (int s = 0; s < QS; ++s, from += m + 2)
+        for (int c = 0; c <= m; ++c)
+          A::set(rows.numbers, x * in_row + s * (m + 1) + c, times_power(A{}, A::from_double(from[c]), from[m + 1]));
+      rows.logs[x] = *from;
     }
     return rows;
   }
@@ -51,19 +54,55 @@ struct WindowSequence {
   void store_rows(const Rows<A>& rows) const {
     double* out = in.rows + new_row(0);
     for (int64_t x = before + 1; x <= before + length; ++x) {
-      for (int64_t i = 0; i < per_row - 1; ++i) *out++ = A::to_double(A::get(rows.numbers, x * (per_row - 1) + i));
+      for (int s = 0; s < QS; ++s) {
+        const auto from = rows.numbers + x * in_row + s * (m + 1);
+        const double exponent = exponent_of(A{}, A::get(from, m));
+        for (int c = 0; c <= m; ++c) *out++ = A::to_double(times_power(A{}, A::get(from, c), -exponent));
+        *out++ = exponent;
+      }
       *out++ = rows.logs[x];
     }
     std::fill_n(out, (p.steps - length) * per_row, 0.0);
   }
-  bool in_range(const std::vector<double>& logs) const {
-    double fall = 0;
-    for (int64_t x = 1; x <= before + length; ++x) {
-      fall -= logs[x];
-      if (x > window) fall += logs[x - window];
-      if (x > before && !(fall <= kLargestFall)) return false;
+  // Whether each entry of the new rows is exact up to rounding, given the rows before (docs/maths.md, section 10).
+  bool in_range(const Rows<Linear>& rows) const {
+    double fall = 0, least_of_all = 1;
+    bool all_reached = true;
+    for (int64_t x = 0; x <= before + length; ++x) {
+      double least = INFINITY;
+      for (int s = 0; s < QS; ++s) {
+        const double alpha = rows.numbers[x * in_row + s * (m + 1) + m];
+        const bool lost = x <= before && alpha == 0 && in.history[old_row(x) + s * (m + 2) + m] > 0;
+        if (alpha > 0 || lost)
+          least = std::min(least, alpha);
+        else if (x > before)
+          all_reached = false;
+      }
+      least_of_all = std::min(least_of_all, least);
+      if (x > 0) fall -= rows.logs[x];
+      if (x > window) fall += rows.logs[x - window];
+      if (x > before && !(fall - std::log(least) <= kLargestFall)) return false;
     }
-    return true;
+    return all_reached || lightest_run() + std::log(least_of_all) >= -kLargestFall;
+  }
+  // A lower bound for the log weight of the runs of one window. If it is in range, entries without runs are zero
+  // because of forbidden transitions, and not because their runs are too light.
+  double lightest_run() const {
+    std::vector<double> lightest(before + length);  // log weight of the lightest transition of each step
+    double sum = 0, lowest = 0;
+    for (int64_t i = 0; i < before + length; ++i) {
+      double least = INFINITY, most = -INFINITY;
+      for (int64_t j = 0; j < per_step; ++j) {
+        const double weight = step(i)[j];
+        if (weight > -INFINITY) least = std::min(least, weight), most = std::max(most, weight);
+      }
+      lightest[i] = least <= most ? least - most - std::log(2.0 * QS + Q) : 0;
+      sum += lightest[i];
+      if (i >= window) sum -= lightest[i - window];
+      lowest = std::min(lowest, sum);
+      if (lowest < -kLargestFall) break;
+    }
+    return lowest;
   }
 
   // The segment of `count` new rows from `first` on, with the steps and rows on which they depend.
@@ -158,7 +197,8 @@ struct WindowSequence {
           for (int i = 0; i < (chart.n - j - 1) * Q; ++i)
             *to++ = j < 0 ? 0 : A::to_double(A::get(chart.inner(j, j + 2, s / S, s % S), i));
     }
-    return {0, 0, 0, in_range(rows.logs)};
+    if constexpr (A::kPlanes == 1) return {0, 0, 0, in_range(rows)};
+    return {};
   }
   static int64_t band_numbers(int64_t Q, int64_t S, int64_t steps) { return Q * S * Q * steps * (steps - 1) / 2; }
 
@@ -170,7 +210,7 @@ struct WindowSequence {
     std::fill_n(grad_values, p.steps * m, IO(0));
     std::fill_n(out.history + old_row(0), (before + 1) * per_row, 0.0);
     Rows<A> later(*this, window);  // gradients of the last rows before a segment, from that segment
-    A::clear(later.numbers, window * (per_row - 1));
+    A::clear(later.numbers, window * in_row);
     int kept = 0;
     for (int first = int((length - 1) / segment * segment); first >= 0 && length > 0; first -= segment) {
       Part<A> part(*this, work, first, true);
@@ -180,11 +220,12 @@ struct WindowSequence {
       for (int t = part.known + 1; t <= chart.n; ++t)
         for (int s = 0; s < QS; ++s) {
           const auto grad = chart.row_gradient(t, s / S, s % S);
-          const double* given = out.rows + new_row(first + t - part.known - 1) + s * (m + 1);
+          const int64_t at = new_row(first + t - part.known - 1) + s * (m + 2);
+          const double *given = out.rows + at, exponent = in.rows[at + m + 1];
           const int x = t - (chart.n - kept + 1);  // its place in `later`
           for (int c = 0; c <= m; ++c) {
             const auto more = x < 0 ? A::zero() : A::get(later.numbers, (long(x) * QS + s) * (m + 1) + c);
-            A::set(grad, c, A::add(A::from_double(given[c]), more));
+            A::set(grad, c, A::add(times_power(A{}, A::from_double(given[c]), -exponent), more));
           }
         }
       chart.fill_band(0);
@@ -197,8 +238,14 @@ struct WindowSequence {
       store_gradients(part, grad_steps, grad_values);
     }
     for (int t = 0; t < kept; ++t)
-      for (int64_t i = 0; i < per_row - 1; ++i)
-        out.history[old_row(t + before + 1 - kept) + i] = A::to_double(A::get(later.numbers, t * (per_row - 1) + i));
+      for (int s = 0; s < QS; ++s) {
+        const int64_t at = old_row(t + before + 1 - kept) + s * (m + 2);
+        if (in.history[at + m] == 0) continue;  // no run, as in WindowChart::unfill_row
+        for (int c = 0; c <= m; ++c) {
+          const auto gradient = A::get(later.numbers, t * in_row + s * (m + 1) + c);
+          out.history[at + c] = A::to_double(times_power(A{}, gradient, in.history[at + m + 1]));
+        }
+      }
   }
   template <class A>
   void store_gradients(const Part<A>& part, IO* grad_steps, IO* grad_values) const {
@@ -247,7 +294,7 @@ Report backward_as(const Problem& p, const WindowArrays& in, const WindowGradien
   return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     const WindowSequence<IO> sequence{p, in, s, length};
     const auto rows = sequence.template load_history<Linear>(length);
-    if (sequence.in_range(rows.logs)) {
+    if (sequence.in_range(rows)) {
       sequence.backward(work, rows, out);
     } else {
       auto exact = sequence.template load_history<Extended>(0);

@@ -19,6 +19,15 @@ namespace {
 
 inline double scale_from_log(Linear, double x) { return std::exp(x); }
 inline Extended::Value scale_from_log(Extended, double x) { return Extended::exp(x); }
+inline double times_power(Linear, double x, double e) {  // x 2^e
+  return std::ldexp(x, int(std::clamp(e, -4000.0, 4000.0)));
+}
+inline Extended::Value times_power(Extended, Extended::Value x, double e) {
+  if (!Extended::is_zero(x)) x.e += e;
+  return x;
+}
+inline double exponent_of(Linear, double x) { return x > 0 ? std::ilogb(x) : 0; }
+inline double exponent_of(Extended, Extended::Value x) { return Extended::is_zero(x) ? 0 : x.e; }
 inline double log_of(Linear, double x) { return std::log(x); }
 inline double log_of(Extended, Extended::Value x) { return std::log(x.m) + x.e * 0.6931471805599453; }
 
@@ -202,8 +211,12 @@ class WindowChart : public StepWeights<A> {
   void unfill_row(int t) {
     const int low = scale_rows(t);
     const Value scale = scale_from_log(A{}, -logs[t]);
-    for (int y = 0; y < S; ++y)
-      for (long i = 0; i < long(Q) * W; ++i) A::set(moved(y), i, A::mul(A::get(row(dF_, y, t), i), scale));
+    for (int s = 0; s < QS; ++s) {
+      // Without runs, the gradient has no effect on any weight, but it may be too large for float64.
+      const bool reached = !A::is_zero(A::get(row(t, s / S, s % S), m));
+      const Ptr from = row_gradient(t, s / S, s % S), to = moved(s % S) + long(s / S) * W;
+      for (int i = 0; i < W; ++i) A::set(to, i, reached ? A::mul(A::get(from, i), scale) : A::zero());
+    }
     unfill_push(t);
     for (int z = 0; z < S; ++z) {
       for (int y = 0; y < S; ++y) {
