@@ -144,6 +144,19 @@ def test_no_run_is_lost_between_chunks(sizes, backend):
 
 
 @fast
+def test_a_chunk_without_steps_after_extreme_logits(backend):
+    """The masses of the earlier rows differ by more than float64 can represent."""
+    inputs = [x.where(x != -100.0, -800.0) for x in hidden_run(-3000.0)]
+    inputs.append(torch.randn(1, 13, M, generator=seeded(), dtype=torch.float64))
+    taken, lengths = [*range(5), *range(8, 12)], [torch.tensor([n]) for n in (5, 0, 4)]
+    chunks, whole = in_chunks(6, backend, [5, 3, 4], lengths, states=(1, 3)), read(6, "reference")
+    found = with_gradients(lambda *x: chunks(*x)[:, taken], inputs)
+    values = [0, *(t + 1 for t in taken)]
+    expected = with_gradients(lambda *x: whole(*(y[:, taken] for y in x[:3]), x[3][:, values]), inputs)
+    assert_close(found, expected, 1e-8, floor=1e-3)
+
+
+@fast
 def test_chunks_in_different_arithmetics(backend):
     """A chunk beyond the range of float64, then ordinary ones whose window reaches back into it."""
     inputs = arguments(2, 12, Q, S, M)

@@ -68,6 +68,8 @@ def backward(
     steps, values = _without_padding(steps, values, lengths)
     if lengths is not None:
         grad = grad.where(length_mask(lengths, values.shape[1])[..., None], 0.0)
+        # sequences without new steps are always in range, but the masses of their earlier rows may not be
+        history = history.where((lengths > 0)[:, None, None], 0.0)
     joined = torch.cat([history, rows], 1)
     exponents = band.units(joined, QS)[1]
     all_rows = band.Rows.split(joined, QS, extended=False)
