@@ -14,7 +14,7 @@ import torch
 
 from .triton_backend import availability
 
-INTERFACE = 7
+INTERFACE = 8
 """Version of the kernel's functions that this package calls, as in cpp/kernel/module.cpp."""
 
 

@@ -336,7 +336,7 @@ int overflow(int x) { return x + 2147483647; }  // another one
 
 // Version of the functions below. When one is added, removed or gets other arguments (those of network_module.cpp too),
 // increase it here and in ops/dispatch.py, which does not use a kernel that was built from other sources.
-constexpr int INTERFACE = 7;
+constexpr int INTERFACE = 8;
 
 // Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
 // outputs are written in place. Each call returns the fields of a Report.
