@@ -39,12 +39,13 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         An exit code: 1 if no run has a stack that can be measured.
     """
     points = measure(cells)
-    header = ["task", "model", "run", "ended", "validation", REAL, "knowing nothing", DERIVED, "knowing nothing "]
+    agreements = [title for name in (REAL, DERIVED) for title in (name, f"{name}, baseline")]
+    header = ["task", "model", "run", "ended", "validation", *agreements]
     notes = (
         "Validation: cross-entropy difference in nats. Real top: share of steps at which the token with the most "
         "weight is on top of the real stack. Best run: share of steps at which the run with the largest weight has the "
-        "token of the most probable derivation on top. Knowing nothing: the better of a stack that only pushes and a "
-        "stack that stays empty."
+        "token of the most probable derivation on top. Baseline: the better of a stack that only pushes and a stack "
+        "that stays empty."
     )
     rows = []
     for point in points:
