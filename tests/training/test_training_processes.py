@@ -154,6 +154,11 @@ def test_torchrun(tmp_path, monkeypatch, capsys):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("max_epochs after 40 evaluations") == 1  # only rank 0 prints it
     assert json.loads((folder / "environment.json").read_text())["processes"] == 2
+    again = subprocess.run([*launcher, "model.layers='1'"], capture_output=True, text=True, check=False)
+    assert again.returncode != 0
+    # torchrun ends the other rank when one has failed, sometimes before it prints its message
+    assert f"{folder}: this run is finished" in again.stderr
+    assert "forcefully" not in again.stderr
     for rank in "01":  # each rank refuses a finished run by itself: neither waits for the other
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
