@@ -14,24 +14,44 @@ from pathlib import Path
 
 from stackattn.files import write_json, write_text
 from stackattn.ops.dispatch import kernel
+from stackattn.paper.models import TABLE_3
 from stackattn.training.environment import environment
 
-from .plan import EPOCHS, RESTARTS, RESULTS, ROOT, cells, kind
+from .plan import EPOCHS, REPEATS, RESTARTS, RESULTS, ROOT, cells, kind
+
+SMALL = "mt-small"  # the small tier of translation, which is not in the paper: configurations table-3/small
 
 _MEASURE = """
 import json, sys
-from benchmarks.plan import measure
-print("CELLS", json.dumps([measure(tuple(cell)) for cell in json.loads(sys.argv[1])]))
+from dataclasses import fields, replace
+from benchmarks import plan
+
+def smaller(layers):
+    return {"5": "3"}.get(layers, f"1{layers[1:-1]}1".replace("-160", "-128"))
+
+def small_config(task, label, **options):  # the names of the layers differ between commits
+    config = paper_config("mt-160", label, **options)
+    names = [field.name for field in fields(config) if "layers" in field.name and getattr(config, field.name)]
+    layers = {name: smaller(getattr(config, name)) for name in names}
+    return replace(config, d_model=128, hidden_size=512, dropout=0.0, init_range=0.1, **layers)
+
+plan.REPEATS = int(sys.argv[2])
+paper_config = plan.paper_config
+found = []
+for task, label in json.loads(sys.argv[1]):
+    plan.paper_config = small_config if task == "mt-small" else paper_config
+    found.append(plan.measure((task, label)))
+print("CELLS", json.dumps(found))
 """
 
 Seconds = dict[tuple[str, str], float]  # of task and model: seconds per epoch
 
 
-def measured(folder: Path, chosen: Sequence[tuple[str, str]]) -> Seconds:
-    """Measure cells in a new process of the checkout in a folder."""
+def measured(folder: Path, chosen: Sequence[tuple[str, str]], repeats: int = REPEATS) -> Seconds:
+    """Measure cells in a new process of the checkout in a folder: the best of several repetitions."""
     own = folder == ROOT
     python = sys.executable if own else str(folder / ".venv/bin/python")
-    command = [python, "-c", _MEASURE, json.dumps(chosen)]
+    command = [python, "-c", _MEASURE, json.dumps(chosen), str(repeats)]
     output = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
     rows = json.loads(output.split("CELLS", 1)[1])
     return {(row["task"], row["model"]): row["seconds_per_epoch"] for row in rows}
@@ -65,25 +85,40 @@ def report(before: Seconds, after: Seconds, about: str) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.compare", description=__doc__)
     parser.add_argument("folder", type=Path, help="a checkout of the other commit, installed in FOLDER/.venv")
-    parser.add_argument("--tasks", nargs="+", help="tasks to measure (default: all)")
+    parser.add_argument("--tasks", nargs="+", help=f"tasks to measure, from the paper's and {SMALL} (default: all)")
+    parser.add_argument("--models", nargs="+", help="models to measure, such as LSTM (default: all)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=REPEATS,
+        help="repetitions of a cell in each round; fast models need more of them (default: %(default)s)",
+    )
     parser.add_argument("--rounds", type=int, default=2, help="times that each cell is measured (default: %(default)s)")
     parser.add_argument("--output", default="commits", help="write results/OUTPUT.json and .md (default: %(default)s)")
     args = parser.parse_args(argv)
-    chosen = [cell for cell in cells() if args.tasks is None or cell[0] in args.tasks]
+    chosen = [
+        (task, model)
+        for task, model in [*cells(), *((SMALL, label) for label in TABLE_3["mt-160"])]
+        if (args.tasks is None or task in args.tasks) and (args.models is None or model in args.models)
+    ]
     found: dict[Path, Seconds] = {args.folder.resolve(): {}, ROOT: {}}
     for _ in range(args.rounds):
         for folder, best in found.items():
-            for cell, seconds in measured(folder, chosen).items():
+            for cell, seconds in measured(folder, chosen, args.repeats).items():
                 best[cell] = min(seconds, best.get(cell, seconds))
     before, after = found.values()
     commits, made_with = [commit(folder) for folder in found], environment()
     rows = [{"task": t, "model": m, "before": before[t, m], "after": after[t, m]} for t, m in chosen]
     path = RESULTS / f"{args.output}.json"
-    write_json(path, {"environment": made_with, "rounds": args.rounds, "commits": commits, "cells": rows})
+    write_json(
+        path,
+        {"environment": made_with, "rounds": args.rounds, "repeats": args.repeats, "commits": commits, "cells": rows},
+    )
     machine = f"one thread of {made_with['processor']}, torch {made_with['torch']}"
     about = (
         f"Made by `python -m benchmarks.compare`: commit {commits[0]} before, {commits[1]} after, {machine}, "
-        f"kernel {kernel.name() if kernel else 'none'}, best of {args.rounds} rounds in turns."
+        f"kernel {kernel.name() if kernel else 'none'}, best of {args.rounds} rounds in turns, "
+        f"with {args.repeats} repetitions each."
     )
     text = report(before, after, about)
     write_text(path.with_suffix(".md"), text)

@@ -87,7 +87,7 @@ def test_a_plan_of_one_cell(tmp_path, monkeypatch, capsys):
 def test_two_commits_are_compared(tmp_path, monkeypatch, capsys):
     """The best of the rounds counts; core hours are 60 epochs and 10 restarts of each cell."""
     times = {tmp_path: iter([12.0, 10.0]), compare.ROOT: iter([2.5, 3.0])}
-    monkeypatch.setattr(compare, "measured", lambda folder, chosen: dict.fromkeys(chosen, next(times[folder])))
+    monkeypatch.setattr(compare, "measured", lambda folder, chosen, repeats: dict.fromkeys(chosen, next(times[folder])))
     monkeypatch.setattr(compare, "commit", lambda folder: "abc1234")
     monkeypatch.setattr(compare, "RESULTS", tmp_path)
     compare.main([str(tmp_path), "--tasks", "dyck", "--output", "found"])
@@ -96,3 +96,17 @@ def test_two_commits_are_compared(tmp_path, monkeypatch, capsys):
     assert "| cfl, core hours | 10.0 | 2.5 | 0.25 |" in text
     assert "| dyck | Tf+Nd | 10.0 | 2.5 | 0.25 |" in text
     assert len(json.loads((tmp_path / "found.json").read_text())["cells"]) == 6
+
+
+def test_a_cell_is_measured_with_more_repetitions(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "commit", lambda folder: "abc1234")
+    monkeypatch.setattr(compare, "RESULTS", tmp_path)
+    calls = []
+    monkeypatch.setattr(
+        compare, "measured", lambda folder, chosen, repeats: calls.append(repeats) or dict.fromkeys(chosen, 1.0)
+    )
+    compare.main([str(tmp_path), "--tasks", "dyck", "--models", "LSTM", "--repeats", "50", "--output", "found"])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [(row["task"], row["model"]) for row in found["cells"]] == [("dyck", "LSTM")]
+    assert (found["repeats"], calls) == (50, [50] * 4)
+    assert "with 50 repetitions each" in capsys.readouterr().out
