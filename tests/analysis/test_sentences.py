@@ -129,7 +129,7 @@ def test_the_command(kind, request, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "perplexity" in printed
     assert "difference" not in printed
-    assert "real top:" not in printed
+    assert "real top" not in printed
     assert (tmp_path / "out/report.html").stat().st_size > 10_000
     names = {path.name.split("-", 2)[2] for path in (tmp_path / "out").glob("string-*.svg")}
     expected = {"lm_run": "layer-2-attention.svg", "mt_run": "encoder-layer-1-attention.svg"}[kind]
