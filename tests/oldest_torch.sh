@@ -7,10 +7,9 @@ cd "$(dirname "$0")/.."
 folder=$PWD/build/oldest-torch
 pip="$folder/bin/python -m pip install --quiet --disable-pip-version-check"
 [ -x "$folder/bin/python" ] || python3 -m venv "$folder"
-read -r torch numpy rich safetensors yaml < <(grep -E '^(torch|numpy|rich|safetensors|PyYAML)==' .github/oldest.txt | xargs)
-$pip "$numpy" "$rich" "$safetensors" "$yaml" filelock fsspec jinja2 networkx sympy==1.13.1 typing-extensions \
-  pytest hypothesis matplotlib sacrebleu sentencepiece "protobuf>=5"
-$pip --no-deps "$torch" nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cupti-cu12==12.4.127
+$pip --constraint .github/oldest.txt numpy rich safetensors PyYAML filelock fsspec jinja2 networkx sympy==1.13.1 \
+  typing-extensions pytest pytest-xdist hypothesis matplotlib sacrebleu sentencepiece protobuf
+$pip --constraint .github/oldest.txt --no-deps torch nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cupti-cu12==12.4.127
 PIP_BUILD_CONSTRAINT=$PWD/constraints.txt $pip --no-deps --force-reinstall .
 
 packages=$(echo "$folder"/lib/python*/site-packages)

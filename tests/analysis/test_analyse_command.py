@@ -59,7 +59,7 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: no such folder"),
+        (["nowhere"], "nowhere: no such folder; expected a run, or a folder with runs below it"),
         (["."], "expected a run (with config.json and metrics.jsonl or test.json)"),
         (["run/best"], "this is a saved model; analyse the folder of its run"),
         (["run", "--string", "(x)"], "'x' (symbol 2 of the string) is not one of the symbols ( ) [ ]"),

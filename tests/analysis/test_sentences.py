@@ -129,7 +129,7 @@ def test_the_command(kind, request, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "perplexity" in printed
     assert "difference" not in printed
-    assert "real top:" not in printed
+    assert "real top" not in printed
     assert (tmp_path / "out/report.html").stat().st_size > 10_000
     names = {path.name.split("-", 2)[2] for path in (tmp_path / "out").glob("string-*.svg")}
     expected = {"lm_run": "layer-2-attention.svg", "mt_run": "encoder-layer-1-attention.svg"}[kind]
@@ -160,9 +160,13 @@ def test_in_the_browser(lm_run, mt_run, tmp_path, open_page):
     page.click("#go-last")
     assert page.inner_text("#next-notes").startswith("Follows: EOS")
     assert "surprisal" in page.inner_text("#timeline-caption")
+    titles = page.locator("h2, h3").all_inner_texts()
+    assert {"Step through a sentence", "Token and action", "Next token", "The whole sentence"} <= set(titles)
+    assert page.is_hidden("#real-note")
     page = open_page(write_report(study(mt_run, samples=1), tmp_path / "mt.html"))
     assert "An encoder predicts nothing." in page.inner_text("#next-notes")
     assert "surprisal" not in page.inner_text("#timeline-caption")
+    assert page.inner_text("label:has(#choose-string)").startswith("Sentence")
     page.select_option("#choose-string", "1")
     assert page.inner_text("#symbol") == "BOS"
     assert page.locator("#next .bar").count() > 2

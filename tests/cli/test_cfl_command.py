@@ -40,7 +40,10 @@ def test_train_and_evaluate(config, tmp_path, capsys):
     test = json.loads((tmp_path / "run/test.json").read_text())
     assert [row["length"] for row in test["lengths"]] == [5, 7, 9, 11]
     assert test["lengths"][-1]["difference_from_floor"] is None
-    assert "test.json" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "test.json" in printed
+    assert "cross-entropy" in printed
+    assert "…" not in printed  # no heading is cut at 80 columns
 
 
 def test_train_on_a_grammar_file(tmp_path, config, capsys):

@@ -58,7 +58,8 @@ def test_every_table_and_figure_has_a_command():
 
 
 def test_fitted_exponent():
-    assert fitted_exponent([2, 4, 8], [1, 16, 128]) == pytest.approx(3)
+    assert fitted_exponent([2, 4, 16], [8, 64, 4096]) == pytest.approx(3)
+    assert fitted_exponent([2, 4, 8], [1, 4, 64]) == pytest.approx(3)  # between slopes of 2 and 4
     assert math.isnan(fitted_exponent([2, 4], [0, 16]))
     assert math.isnan(fitted_exponent([2, 4], [math.nan, 16]))
 
@@ -115,6 +116,10 @@ def test_table_4(tmp_path, monkeypatch):
     assert [row["exponent"] for row in rows] == [*("2.00", "2.00", "3.00"), *["2.00"] * 3, *["1.00"] * 3]
     assert [row["paper"] for row in rows[:3]] == ["O(n^2)", "O(n^2)", "O(n^3)"]
     assert rows[0]["n = 64"] == "0.0041"
+    assert table_4.show(tmp_path, (256, 512, 1024, 2048)) == 0
+    with (tmp_path / "table-4.csv").open(newline="") as file:
+        row = list(csv.DictReader(file))[2]  # cubic in time, so the longest lengths are left out
+    assert (row["n = 1024"], row["n = 2048"], row["exponent"]) == ("1073.7418", "", "3.00")
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def test_a_folder_without_a_corpus(file, description, tmp_path):
         (tmp_path / file).write_text("")
     with pytest.raises(ValueError, match=rf"report\.json: no such file; expected .*, found {description}"):
         MonolingualCorpus(tmp_path)
-    with pytest.raises(ValueError, match="found no such folder"):
+    with pytest.raises(ValueError, match="nowhere: no such folder; expected a monolingual corpus made by"):
         MonolingualCorpus(tmp_path / "nowhere")
 
 

@@ -282,7 +282,7 @@ def find_runs(folder: str | Path) -> dict[str, Path]:
     if folder.is_file():
         raise RunError(f"{folder}: expected the folder of a run, got a file; its folder is {folder.parent}")
     if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder")
+        raise RunError(f"{folder}: no such folder; expected a run, or a folder with runs below it")
     if TrainingRun(folder).begun:
         return {folder.resolve().name: folder}
     measured = {path.parent for name in (METRICS, TEST) for path in folder.rglob(name)}

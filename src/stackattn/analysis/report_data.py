@@ -50,6 +50,7 @@ def page_data(study: Study, command: str = "") -> dict[str, Any]:
     return {
         "title": _title(study),
         "lede": lede,
+        "sentences": _only_sentences(study),
         "tiles": tiles,
         "columns": list(COLUMNS.items()),
         "baselines": [
@@ -80,6 +81,11 @@ def _listed(names: Sequence[str], most: int, what: str) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
+def _only_sentences(study: Study) -> bool:
+    """Whether all runs read sentences of a corpus, not strings of a language."""
+    return not any(isinstance(studied.run, LanguageRun) for studied in study.runs)
+
+
 def _lede(study: Study) -> str:
     """Two sentences: what the page shows, and how to read it."""
     how = (
@@ -87,14 +93,14 @@ def _lede(study: Study) -> str:
         "show what it does with its stack, what is on the stack, and what it expects next."
     )
     runs = [studied.run for studied in study.runs]
-    sentences = not any(isinstance(run, LanguageRun) for run in runs)
+    sentences = _only_sentences(study)
     how = how.format(text="sentence" if sentences else "string", token="token" if sentences else "symbol")
     has_stack = any(string.stacks for studied in study.runs for string in studied.strings)
     if study.single:
-        what = f"What the stack of a model does, in run {runs[0].name}, trained on {runs[0].trained_on}."
+        what = f"This page shows the stack of one model: run {runs[0].name}, trained on {runs[0].trained_on}."
         without = f"Results of run {runs[0].name}, trained on {runs[0].trained_on}. It has no stack to step through."
     else:
-        what = f"What the stacks of trained models do: the best run of each model, and the results of all {len(runs)}."
+        what = f"This page shows the stack of each model's best run, and the results of all {len(runs)} runs."
         without = f"Results of {len(runs)} runs. None of them has a stack to step through."
     return f"{what} {how}" if has_stack else without
 

@@ -104,6 +104,7 @@ def show(study: Study) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..analysis.folders import LanguageRun
     from ..analysis.quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
     from ..analysis.real_stack import REAL_TOP
 
@@ -115,14 +116,15 @@ def show(study: Study) -> None:
         table.columns[0].min_width = 20
         table.columns[0].overflow = "fold"
         runs = [studied for studied in study.runs if study.task_name(studied.run) == task]
-        for name in (runs[0].run.METRIC.name, "real top", "best run"):
+        compared = isinstance(runs[0].run, LanguageRun)  # corpora have no real stacks
+        for name in (runs[0].run.METRIC.name, *(("real top", "best run") if compared else ())):
             table.add_column(name, justify="right", no_wrap=True)
         for studied in runs:
             run = studied.run
             score = "" if run.score is None else f"{run.score:.4f}"
             for name in studied.stacks or [run.without_model or "none"]:
                 found = [agreements.get(name) for agreements in (studied.agreement, studied.derivation)]
-                shares = [percent(one.share if one else None) for one in found]
+                shares = [percent(one.share if one else None) for one in found] if compared else []
                 table.add_row(run.name, run.label, name, score, *shares)
         for baseline_task, name, real, derived in study.baselines():
             if baseline_task == task:

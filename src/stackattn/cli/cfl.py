@@ -45,7 +45,9 @@ def _evaluate(args: argparse.Namespace) -> int:
     found = evaluate_run(args.run, lengths, args.per_length, args.seed, args.device, args.step)
     path = TrainingRun(args.run).write_test(found)
     columns = ("cross_entropy", "lower_bound", "difference", "difference_from_floor", "validity", "flawless")
-    table = Table("length", "cross-entropy", "lower bound", "difference", "less ln(N)/(length+1)", *columns[4:])
+    table = Table()
+    for title in ("length", "cross-entropy", "lower bound", "difference", "less length term", *columns[4:]):
+        table.add_column(title, justify="right", min_width=max(map(len, title.split())))  # words are not cut
     for row in found["lengths"]:
         table.add_row(str(row["length"]), *("" if row[name] is None else f"{row[name]:.4f}" for name in columns))
     Console().print(table)
@@ -53,7 +55,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     print(
         "predict: a perfect model of N training lengths pays ln(N)/(length+1) for it. The column after the difference"
     )
-    print("subtracts that amount, for lengths seen in training. Validity is the mean probability of possible next")
+    print("subtracts this length term, for lengths seen in training. Validity is the mean probability of possible next")
     print("symbols; flawless is the share of strings whose most likely next symbol is always possible.")
     print(f"written to {path}")
     return 0

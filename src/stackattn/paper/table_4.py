@@ -21,9 +21,13 @@ from ..nn import NondeterministicStackAttention, SelfAttention, SuperpositionSta
 from ..training.environment import environment, peak_memory
 from .tables import fitted_exponent, number, publish
 
-LENGTHS = (128, 256, 512, 1024)
-BATCH, D_MODEL, STATES, SYMBOLS, EMBEDDING = 4, 32, 3, 3, 5
-REPEATS = 3
+LENGTHS = (256, 512, 1024, 2048, 4096)
+LONGEST = {"nondeterministic": 1024}  # its time is cubic
+FITTED = 3  # number of lengths that determine an exponent: two are not enough where charts outgrow a cache
+# One sequence: of a larger batch, the kernel computes as many charts at once as its memory limit allows, and the space
+# would not be a power of n.
+BATCH, D_MODEL, STATES, SYMBOLS, EMBEDDING = 1, 32, 3, 3, 5
+REPEATS = 5
 WARM_UP = 16  # length of a first pass, which loads libraries and starts threads
 ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "softmax": lambda: SelfAttention(D_MODEL, 4),
@@ -83,24 +87,26 @@ def _seconds(layer: nn.Module, n: int, backward: bool) -> float:
 def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
     """Measure, print the table and write it to `out` as `table-4`; returns an exit code."""
     header = ["measure", "attention", *(f"n = {n}" for n in lengths), "exponent", "paper"]
-    both, forward = ({name: _measure_alone(name, lengths, b) for name in ATTENTION} for b in (True, False))
+    measured = {name: [n for n in lengths if n <= LONGEST.get(name, n)] for name in ATTENTION}
+    both, forward = ({name: _measure_alone(name, measured[name], b) for name in ATTENTION} for b in (True, False))
     rows = []
     for title, costs, column in (
         ("seconds, forward and backward", both, 0),
         ("MB, forward and backward", both, 1),
         ("MB, forward only", forward, 2),
     ):
-        for name, measured in costs.items():
-            values = [cost.seconds if column == 0 else cost.megabytes for cost in measured]
-            texts = (number(x, ".4f" if column == 0 else ".1f") for x in values)
-            exponent = number(fitted_exponent(lengths, values), ".2f")
+        for name in ATTENTION:
+            values = [cost.seconds if column == 0 else cost.megabytes for cost in costs[name]]
+            texts = [number(x, ".4f" if column == 0 else ".1f") for x in values]
+            texts += [""] * (len(lengths) - len(texts))
+            exponent = number(fitted_exponent(measured[name][-FITTED:], values[-FITTED:]), ".2f")
             rows.append([title, name, *texts, exponent, f"O({PAPER[name][column]})"])
     machine = environment()
     notes = (
-        f"One layer of each kind, batches of {BATCH} sequences, d_model {D_MODEL}, {STATES} states and {SYMBOLS} stack "
+        f"One layer of each kind, one sequence, d_model {D_MODEL}, {STATES} states and {SYMBOLS} stack "
         f"symbols with vectors of {EMBEDDING}; one thread of {machine['processor']}, backend "
         f"{'cpp' if machine['backends'].get('cpp') == 'available' else 'torch'}, the fastest of {REPEATS} passes. "
-        f"MB: growth of the process since a pass of length {WARM_UP}. Exponent: slope of log cost over log n "
-        "between the two largest n. The paper's space is that of its own implementation."
+        f"MB: growth of the process since a pass of length {WARM_UP}. Exponent: slope of log cost over log n, "
+        f"fitted to the {FITTED} largest n. The paper's space is that of its own implementation."
     )
     return publish("table-4", header, rows, notes, out)

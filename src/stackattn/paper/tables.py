@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
         # Rich would leave out columns that do not fit; a line that the terminal wraps loses nothing.
         console = Console()
         console.print(table, width=max(needed, console.width), soft_wrap=True)
-    print(notes)
+    print(textwrap.fill(notes, 100))
     out.mkdir(parents=True, exist_ok=True)
     path = out / name
     for suffix, text in (
@@ -76,14 +77,15 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
 
 
 def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent p of a power law `value = c * size ** p` through the last two points; nan if a value is 0 or nan.
+    """The exponent p of the power law `value = c * size ** p` closest to the points; nan if a value is 0 or nan.
 
     Example:
-        >>> fitted_exponent([10, 20, 40], [7, 10, 40])
+        >>> round(fitted_exponent([10, 20, 40], [3, 12, 48]), 6)
         2.0
     """
-    (a, b), (x, y) = sizes[-2:], values[-2:]
-    return math.log(y / x) / math.log(b / a) if x > 0 and y > 0 else math.nan
+    if not all(value > 0 for value in values):
+        return math.nan
+    return statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in values]).slope
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], notes: str) -> str:

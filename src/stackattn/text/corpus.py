@@ -185,6 +185,8 @@ def _fingerprint(files: Mapping[str, Mapping[str, Any]]) -> str:
 def _read_report(folder: Path, kind: str) -> dict[str, Any]:
     path = folder / REPORT
     expected = f"expected a {kind} corpus made by {COMMANDS[kind]}"
+    if not folder.exists():
+        raise ValueError(f"{folder}: no such folder; {expected}")
     if not path.exists():
         raise ValueError(f"{path}: no such file; {expected}, found {_describe_folder(folder)}")
     report = read_json_object(path)
@@ -216,8 +218,6 @@ def _check_files(path: Path, report: Mapping[str, Any]) -> None:
 
 def _describe_folder(folder: Path) -> str:
     """Describe the content of a folder without report.json, for an error message."""
-    if not folder.exists():
-        return "no such folder"
     if not folder.is_dir():
         return "a file"
     for name, description in (

@@ -11,6 +11,10 @@ const reference = (name, dash, points) => ({
 const plain = (name) => name.replaceAll("-", " ");
 
 byId("lede").textContent = data.lede;
+if (data.sentences) {
+  for (const word of document.querySelectorAll("[data-sentences]")) word.textContent = word.dataset.sentences;
+  byId("real-note").hidden = true;
+}
 byId("made").textContent = data.made;
 byId("curve-note").textContent = data.curveNote;
 byId("tiles").append(
@@ -80,5 +84,5 @@ byId("table-note").textContent = data.tableNote;
 const seen = data.runs.filter((run) => run.strings.some((string) => string.stacks.length));
 if (seen.length) {
   byId("stepper").hidden = false;
-  window.stepper = new Stepper(seen);
+  window.stepper = new Stepper(seen, data.sentences);
 }

@@ -1,8 +1,9 @@
 // The stepper shows one string of one run, symbol by symbol. Step 0 reads BOS. Column 0 of the weights is the bottom.
 
 class Stepper {
-  constructor(runs) {
+  constructor(runs, sentences) {
     this.runs = runs;
+    this.sentences = sentences;
     this.run = this.string = this.stack = this.chosen = 0;
     this.map = "tops";
     this.step = 0;
@@ -33,6 +34,7 @@ class Stepper {
       string: this.runs[this.run].strings.map((s) => s.title),
       stack: this.text.stacks.map((s) => `${s.name}, ${s.kind}`),
     };
+    const titles = { run: "Run", string: this.sentences ? "Sentence" : "String", stack: "Stack" };
     box.replaceChildren();
     for (const [kind, labels] of Object.entries(names)) {
       if (labels.length < 2) continue;
@@ -50,7 +52,7 @@ class Stepper {
         this.show();
         byId(`choose-${kind}`).focus();
       });
-      box.append(make("label", { class: "choice" }, kind[0].toUpperCase() + kind.slice(1), select));
+      box.append(make("label", { class: "choice" }, titles[kind], select));
     }
   }
 
