@@ -23,21 +23,34 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = add_actions(parser)
-    commands.add_parser("list", help="list the built-in languages and their parameters")
+    summary = "list the built-in languages and their parameters"
+    commands.add_parser("list", help=summary, description="List the built-in languages and their parameters.")
 
-    sample = commands.add_parser("sample", help="draw strings of given lengths")
+    sample = commands.add_parser(
+        "sample",
+        help="draw strings of given lengths",
+        description="Draw strings of a language, one per line; their lengths are uniform over the valid ones.",
+    )
     _language_arguments(sample)
     _length_arguments(sample, (40, 80))
     add_number(sample, "-n", "number of strings", 10)
     add_number(sample, "--seed", "seed of the generator", 0)
     add_output_file(sample)
 
-    score = commands.add_parser("score", help="print ln p of each string of a file")
+    score = commands.add_parser(
+        "score",
+        help="print ln p of each string of a file",
+        description="Print the natural logarithm of the probability of each string, as tab-separated values.",
+    )
     _language_arguments(score)
     score.add_argument("file", metavar="FILE", help="strings, one per line; - reads standard input")
     add_output_file(score)
 
-    show = commands.add_parser("show", help="show symbols, rules, valid lengths and entropies of a language")
+    show = commands.add_parser(
+        "show",
+        help="show symbols, rules, valid lengths and entropies of a language",
+        description="Show the symbols, rules, valid lengths and entropies of a language.",
+    )
     _language_arguments(show)
     _length_arguments(show, (40, 80))
     show.add_argument(
@@ -51,10 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         show.add_argument(name, metavar=metavar, help=f"also {shown} (default: none)")
 
-    write = commands.add_parser("write", help="write training, validation and test sets as text and JSON")
+    write = commands.add_parser(
+        "write",
+        help="write training, validation and test sets as text and JSON",
+        description="Write training, validation and test sets: strings as text, with their probabilities as JSON.",
+    )
     _language_arguments(write)
     write.add_argument("out", type=Path, metavar="FOLDER", help="folder for the files")
-    write.add_argument("--seed", type=int, required=True, help="seed of the training and validation sets")
+    write.add_argument(
+        "--seed", type=int, required=True, metavar="N", help="seed of the training and validation sets (required)"
+    )
     add_number(write, "--test-seed", "seed of the test set", 0)
     for name, pair, strings in (
         ("lengths", (40, 80), "training and validation strings"),
@@ -75,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("test-per-length", 100, "test strings of each length"),
     ):
         add_number(write, f"--{name}", meaning, number)
-    write.add_argument("--force", action="store_true", help="replace existing files")
+    write.add_argument("--force", action="store_true", help="replace existing files (default: refuse)")
 
 
 def run(args: argparse.Namespace) -> int:
