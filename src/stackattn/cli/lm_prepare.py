@@ -10,14 +10,15 @@ from typing import Any
 
 from .arguments import add_new_corpus, add_number
 
+TREEBANK = """Prepare a corpus from a licensed copy of the Penn Treebank, and compare its counts with the paper's unless
+--split is given. The exit code is 1 if a count differs."""
+PLAIN = """Prepare a corpus from plain text. Files are UTF-8 text with one sentence per line and spaces between tokens;
+they may be compressed (.gz)."""
+
 
 def add_arguments(commands: Any) -> None:
-    treebank = commands.add_parser(
-        "prepare-ptb",
-        help="prepare a corpus from a licensed copy of the Penn Treebank",
-        description="Prepare a corpus from a licensed copy of the Penn Treebank, and compare its counts with the "
-        "paper's unless --split is given. The exit code is 1 if a count differs.",
-    )
+    summary = "prepare a corpus from a licensed copy of the Penn Treebank"
+    treebank = commands.add_parser("prepare-ptb", help=summary, description=TREEBANK)
     treebank.add_argument(
         "treebank",
         type=Path,
@@ -31,12 +32,8 @@ def add_arguments(commands: Any) -> None:
         "validation and test sets (default: the standard sections of the whole treebank)",
     )
     add_new_corpus(treebank, "out", metavar="OUT")
-    plain = commands.add_parser(
-        "prepare",
-        help="prepare a corpus from plain text, tokens separated by spaces",
-        description="Prepare a corpus from plain text. Files are UTF-8 text with one sentence per line and spaces "
-        "between tokens; they may be compressed (.gz).",
-    )
+    summary = "prepare a corpus from plain text, tokens separated by spaces"
+    plain = commands.add_parser("prepare", help=summary, description=PLAIN)
     for split, name in (("train", "training"), ("validation", "validation"), ("test", "test")):
         plain.add_argument(split, type=Path, metavar=split.upper(), help=f"file of the {name} set")
     plain.add_argument(
