@@ -36,6 +36,7 @@ def add_arguments(commands: Any) -> None:
     plain = commands.add_parser("prepare", help=summary, description=PLAIN)
     for split, name in (("train", "training"), ("validation", "validation"), ("test", "test")):
         plain.add_argument(split, type=Path, metavar=split.upper(), help=f"file of the {name} set")
+    add_new_corpus(plain, "out", metavar="OUT")
     plain.add_argument(
         "--drop-headings", action="store_true", help="drop lines such as ` = = Title = = ` (default: keep them)"
     )
@@ -63,7 +64,6 @@ def add_arguments(commands: Any) -> None:
         help="split words into SentencePiece pieces: learn N pieces from the training text, or use the model in FILE "
         "(default: the tokens are words)",
     )
-    add_new_corpus(plain, "out", metavar="OUT")
 
 
 def prepare_treebank(args: argparse.Namespace) -> int:
