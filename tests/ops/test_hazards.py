@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 import torch
 from oracles import random_transitions, relative_error
-from stacks import FAST, STACKS
+from stacks import FAST, STACKS, seeded
 from torch.utils.checkpoint import checkpoint
 
 from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, ops, superposition_weights
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def actions(B, T):
@@ -22,7 +18,7 @@ def actions(B, T):
 
 
 @pytest.mark.parametrize("function", [lambda x: x[1:2], lambda x: x[1:2].expand(50, -1), lambda x: x[[1, 0, 1]]])
-def test_a_state_mapped_to_a_view_goes_on_right(function):
+def test_a_state_mapped_to_a_view_continues_correctly(function):
     a = actions(2, 12)
     _, state = SuperpositionState.empty(2).extend(a[:, :6])
     rows, _ = state.map(function).extend(function(a.flatten(1)).unflatten(1, (12, 3))[:, 6:])
@@ -37,7 +33,7 @@ def test_threads_that_extend_the_same_state():
     _, state = SuperpositionState.empty(4).extend(a[:, :10])
     found = {}
 
-    def go_on(name):
+    def extend_to_the_end(name):
         mine, rows = state, []
         steps = a if name % 2 else a.flip(2)
         for t in range(10, 40):
@@ -45,7 +41,7 @@ def test_threads_that_extend_the_same_state():
             rows.append(row[:, :, :10])
         found[name] = torch.cat(rows, dim=1)
 
-    threads = [threading.Thread(target=go_on, args=(i,)) for i in range(4)]
+    threads = [threading.Thread(target=extend_to_the_end, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -55,8 +51,8 @@ def test_threads_that_extend_the_same_state():
         assert relative_error(rows, superposition_weights(steps)[:, 10:, :10]) < 1e-12
 
 
-def test_a_buffer_that_the_caller_uses_again():
-    inputs = random_transitions(1, 12, 2, 2, scale=400.0, generator=seeded())  # leaves the range of doubles
+def test_a_buffer_that_the_caller_reuses():
+    inputs = random_transitions(1, 12, 2, 2, scale=400.0, generator=seeded())  # beyond the range of float64
     buffer = [torch.empty_like(x[:, :1]) for x in inputs]
     state, rows = NondeterministicState.empty(1, 2, 2), []
     for t in range(12):
@@ -201,7 +197,7 @@ def test_a_mask_is_as_good_as_minus_infinity(backend, mask, dtype):
     """Also where every run has to take a masked transition: then no run survives."""
     forbidden = random_transitions(3, 9, 2, 2, forbidden_share=0.5, generator=seeded(), dtype=dtype)
     forbidden[0][0, 4], forbidden[1][0, 4], forbidden[2][0, 4] = (-torch.inf,) * 3
-    forbidden[2][0, 4, 1, 1, 0] = 0.0  # all that is left, and the stack is never there
+    forbidden[2][0, 4, 1, 1, 0] = 0.0  # the only transition of step 4, from a symbol and a state that no run reaches
     forbidden[1][0, :4], forbidden[0][0, :4] = forbidden[1][0, :4].clamp(min=-2), -torch.inf
     masked = [x.clamp(min=mask) for x in forbidden]
     results = []

@@ -72,6 +72,7 @@ def test_log_space_chart_on_long_extreme_sequences():
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_log_space_chart_at_300_steps():
     weights, *gradients = oracles.with_gradients(
         oracles.log_space_weights, oracles.random_transitions(1, 300, 2, 2, 1000, 0.3, seeded(), tied=True)

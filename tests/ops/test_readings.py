@@ -119,6 +119,16 @@ def test_lengths(stack, backend):
     assert all(torch.equal(a, b) for a, b in zip(again, found, strict=True))
 
 
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint16])
+def test_lengths_whose_dtype_has_no_larger_number(dtype, backend):
+    """The bottom element is a value besides those of the steps; 127 + 1 is -128 in int8."""
+    stack = Nondeterministic(1, 1)
+    inputs, lengths = arguments(stack, 2, 127), torch.tensor([127, 100])
+    found, expected = (read(stack, *inputs, n, backend=backend) for n in (lengths.to(dtype), lengths))
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @all_stacks
 def test_other_dtypes_with_the_kernel(stack, dtype):

@@ -19,3 +19,11 @@ if WANTED == "interpreter":
         monkeypatch.setattr(launches, "_TABLE", {16: SMALL, 32: {**SMALL, "E": 32}})
         monkeypatch.setattr(launches, "_LANE_BLOCK", 64)
         monkeypatch.setattr(availability, "_agrees", lambda *_: True)
+
+    @pytest.fixture
+    def _first_use(monkeypatch):
+        """The check at the first use, which is left out in other tests."""
+        monkeypatch.undo()
+        availability._agrees.cache_clear()
+        yield
+        availability._agrees.cache_clear()

@@ -33,11 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="string, or sentence of text (for translation: a source sentence), to step through; may be repeated",
+        help="string, or sentence of text (for translation: a source sentence), to step through; may be repeated "
+        "(default: sampled ones)",
     )
     sampled = "number of sampled strings, or of sentences from the validation set, to step through"
     add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
-    add_number(parser, "--stack", "number of the only stack to show", "all stacks")
+    add_number(parser, "--stack", "show only the stack with this number, counted from 1", "all stacks")
     add_seed(parser, "sampled strings and runs")
     parser.add_argument("--out", metavar="FOLDER", help="output folder (default: RUN/analysis, or out/example)")
     parser.add_argument("--no-figures", action="store_true", help="write only the report, without SVG and PNG files")

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 
 from .arguments import add_actions, add_evaluation, add_number, add_seed, add_training_arguments
 from .training import run_action
+
+LEGEND = (
+    "Cross-entropies are in nats per symbol. The lower bound is conditioned on the length, which the model must "
+    "predict: a perfect model of N training lengths pays ln(N)/(length+1) for it. The column after the difference "
+    "subtracts this length term, for lengths seen in training. Validity is the mean probability of possible next symbols; "
+    "flawless is the share of strings whose most likely next symbol is always possible."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,11 +59,6 @@ def _evaluate(args: argparse.Namespace) -> int:
     for row in found["lengths"]:
         table.add_row(str(row["length"]), *("" if row[name] is None else f"{row[name]:.4f}" for name in columns))
     Console().print(table)
-    print("Cross-entropies are in nats per symbol. The lower bound is conditioned on the length, which the model must")
-    print(
-        "predict: a perfect model of N training lengths pays ln(N)/(length+1) for it. The column after the difference"
-    )
-    print("subtracts this length term, for lengths seen in training. Validity is the mean probability of possible next")
-    print("symbols; flawless is the share of strings whose most likely next symbol is always possible.")
+    print(textwrap.fill(LEGEND, 110))
     print(f"written to {path}")
     return 0

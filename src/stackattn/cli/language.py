@@ -23,22 +23,33 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = add_actions(parser)
-    commands.add_parser("list", help="list the built-in languages and their parameters")
+    summary = "list the built-in languages and their parameters"
+    commands.add_parser("list", help=summary, description="List the built-in languages and their parameters.")
 
-    sample = commands.add_parser("sample", help="draw strings of given lengths")
-    _language_arguments(sample)
+    summary = "draw strings of given lengths"
+    sample = _add_action(
+        commands,
+        "sample",
+        summary,
+        "Draw strings of a language, one per line; their lengths are uniform over the valid ones.",
+    )
     _length_arguments(sample, (40, 80))
     add_number(sample, "-n", "number of strings", 10)
     add_number(sample, "--seed", "seed of the generator", 0)
     add_output_file(sample)
 
-    score = commands.add_parser("score", help="print ln p of each string of a file")
-    _language_arguments(score)
+    summary = "print ln p of each string of a file"
+    score = _add_action(
+        commands,
+        "score",
+        summary,
+        "Print the natural logarithm of the probability of each string, as tab-separated values.",
+    )
     score.add_argument("file", metavar="FILE", help="strings, one per line; - reads standard input")
     add_output_file(score)
 
-    show = commands.add_parser("show", help="show symbols, rules, valid lengths and entropies of a language")
-    _language_arguments(show)
+    summary = "show symbols, rules, valid lengths and entropies of a language"
+    show = _add_action(commands, "show", summary, "Show the symbols, rules, valid lengths and entropies of a language.")
     _length_arguments(show, (40, 80))
     show.add_argument(
         "--all", action="store_true", help="print a line for every valid length (default: for three of them)"
@@ -51,10 +62,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         show.add_argument(name, metavar=metavar, help=f"also {shown} (default: none)")
 
-    write = commands.add_parser("write", help="write training, validation and test sets as text and JSON")
-    _language_arguments(write)
+    summary = "write training, validation and test sets as text and JSON"
+    write = _add_action(
+        commands,
+        "write",
+        summary,
+        "Write training, validation and test sets: strings as text, with their probabilities as JSON.",
+    )
     write.add_argument("out", type=Path, metavar="FOLDER", help="folder for the files")
-    write.add_argument("--seed", type=int, required=True, help="seed of the training and validation sets")
+    write.add_argument(
+        "--seed", type=int, required=True, metavar="N", help="seed of the training and validation sets (required)"
+    )
     add_number(write, "--test-seed", "seed of the test set", 0)
     for name, pair, strings in (
         ("lengths", (40, 80), "training and validation strings"),
@@ -75,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("test-per-length", 100, "test strings of each length"),
     ):
         add_number(write, f"--{name}", meaning, number)
-    write.add_argument("--force", action="store_true", help="replace existing files")
+    write.add_argument("--force", action="store_true", help="replace existing files (default: refuse)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -218,7 +236,9 @@ def _check_absent(folder: Path, names: Sequence[str], force: bool) -> None:
         raise ValueError(f"{present[0]} already exists; pass --force to replace it")
 
 
-def _language_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_action(commands: Any, name: str, summary: str, description: str) -> argparse.ArgumentParser:
+    """Add an action that takes a language."""
+    parser = commands.add_parser(name, help=summary, description=description)
     parser.add_argument("language", metavar="LANGUAGE", help="a language's name, or the path of a grammar file")
     parser.add_argument(
         "--set",
@@ -228,6 +248,7 @@ def _language_arguments(parser: argparse.ArgumentParser) -> None:
         help="a parameter of the language, such as k=3 or variant=published; may be repeated",
     )
     parser.add_argument("--strict", action="store_true", help="refuse a file whose weights do not sum to 1")
+    return parser
 
 
 def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int]) -> None:

@@ -10,11 +10,20 @@ from typing import Any
 
 from .arguments import add_new_corpus, add_number
 
+TREEBANK = """Prepare a corpus from a licensed copy of the Penn Treebank, and compare its counts with the paper's unless
+--split is given. The exit code is 1 if a count differs."""
+PLAIN = """Prepare a corpus from plain text. Files are UTF-8 text with one sentence per line and spaces between tokens;
+they may be compressed (.gz)."""
+
 
 def add_arguments(commands: Any) -> None:
-    treebank = commands.add_parser("prepare-ptb", help="prepare a corpus from a licensed copy of the Penn Treebank")
+    summary = "prepare a corpus from a licensed copy of the Penn Treebank"
+    treebank = commands.add_parser("prepare-ptb", help=summary, description=TREEBANK)
     treebank.add_argument(
-        "treebank", type=Path, help="folder that contains wsj_NNNN.mrg files at any depth, or one file"
+        "treebank",
+        type=Path,
+        metavar="TREEBANK",
+        help="folder that contains wsj_NNNN.mrg files at any depth, or one file",
     )
     treebank.add_argument(
         "--split",
@@ -22,12 +31,12 @@ def add_arguments(commands: Any) -> None:
         help="for a part of the treebank: divide its sentences, in order, in these proportions into training, "
         "validation and test sets (default: the standard sections of the whole treebank)",
     )
-    add_new_corpus(treebank, "out")
-    plain = commands.add_parser("prepare", help="prepare a corpus from plain text, tokens separated by spaces")
-    for split in ("train", "validation", "test"):
-        plain.add_argument(
-            split, type=Path, help=f"{split} set: text with one sentence per line; may be compressed (.gz)"
-        )
+    add_new_corpus(treebank, "out", metavar="OUT")
+    summary = "prepare a corpus from plain text, tokens separated by spaces"
+    plain = commands.add_parser("prepare", help=summary, description=PLAIN)
+    for split, name in (("train", "training"), ("validation", "validation"), ("test", "test")):
+        plain.add_argument(split, type=Path, metavar=split.upper(), help=f"file of the {name} set")
+    add_new_corpus(plain, "out", metavar="OUT")
     plain.add_argument(
         "--drop-headings", action="store_true", help="drop lines such as ` = = Title = = ` (default: keep them)"
     )
@@ -40,19 +49,21 @@ def add_arguments(commands: Any) -> None:
     units.add_argument(
         "--join-articles",
         action="store_true",
-        help="join the lines of an article, from a line such as ` = Title = ` to the next, into one document",
+        help="join the lines of an article, from a line such as ` = Title = ` to the next, into one document "
+        "(default: each line is one sentence)",
     )
     add_number(plain, "--max-length", "drop sentences of more than N tokens", "keep all")
-    rare = "replace tokens that occur fewer than N times in the training text"
+    rare = "replace tokens that occur fewer than N times in the training text by --unknown"
     add_number(plain, "--min-count", rare, "2 for words, 1 for pieces")
-    plain.add_argument("--unknown", default="<unk>", help="token that replaces them (default: %(default)s)")
+    plain.add_argument(
+        "--unknown", default="<unk>", metavar="TOKEN", help="token that replaces rare tokens (default: %(default)s)"
+    )
     plain.add_argument(
         "--pieces",
         metavar="N|FILE",
         help="split words into SentencePiece pieces: learn N pieces from the training text, or use the model in FILE "
         "(default: the tokens are words)",
     )
-    add_new_corpus(plain, "out")
 
 
 def prepare_treebank(args: argparse.Namespace) -> int:

@@ -18,14 +18,18 @@ def add_arguments(commands: Any) -> None:
         description="Filter pairs of sentences and learn a tokenizer for both languages. Files are UTF-8 text with one "
         "sentence per line, or WMT's SGML (.sgm); both may be compressed (.gz). The defaults are the paper's.",
     )
-    for split, required in (("train", True), ("validation", True), ("test", False)):
+    for split, name, required in (
+        ("train", "training", True),
+        ("validation", "validation", True),
+        ("test", "test", False),
+    ):
         prepare.add_argument(
             f"--{split}",
             nargs=2,
             type=Path,
             required=required,
             metavar=("SOURCE", "TARGET"),
-            help=f"the two files of the {split} set{'' if required else ' (default: no test set)'}",
+            help=f"the two files of the {name} set ({'required' if required else 'default: no test set'})",
         )
     add_new_corpus(prepare, "--out", required=True, metavar="FOLDER")
     for name, kind, default, description in (
@@ -34,7 +38,7 @@ def add_arguments(commands: Any) -> None:
         ("--sample", int, 100_000, "number of training pairs to draw at random; 0 keeps all of them, in order"),
         ("--seed", int, 123, "seed of the sample"),
         ("--pieces", int, 32_000, "number of pieces to learn; fewer are learned from a small text"),
-        ("--threshold", int, 50, "number of times a language must contain a piece to use it"),
+        ("--threshold", int, 50, "use a piece only in languages in which it occurs at least N times"),
     ):
         add_number(prepare, name, description, default, kind=kind)
 

@@ -11,10 +11,9 @@ from torch.nn.functional import linear, one_hot, pad
 
 from ..nn import State
 from ..nn.checks import check_tokens, unknown_token
-from ..nn.state import without_padding
 from ..ops import by_documents
 from ..ops.eager import is_plain
-from ..ops.lengths import length_mask
+from ..ops.lengths import length_mask, without_padding
 from .configs import LSTMConfig
 from .lstm_stacks import build_lstm_stack
 

@@ -12,8 +12,8 @@ from ..nn import Memory, SelfAttention, StackAttention, State, TransformerLayer,
 from ..nn.checks import check_tokens, unknown_token
 from ..nn.dropout import Dropout
 from ..nn.layers import LayerState
-from ..nn.state import without_padding
 from ..ops.documents import by_documents, extend_by_documents
+from ..ops.lengths import without_padding
 from .configs import Seq2SeqConfig, TransformerLMConfig
 
 
@@ -161,11 +161,7 @@ class TransformerLM(nn.Module):
         return TransformerState(self.trunk.initial_state(batch_size), positions)
 
     def extend(
-        self,
-        tokens: Tensor,
-        state: TransformerState,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
+        self, tokens: Tensor, state: TransformerState, lengths: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, TransformerState]:
         """Read T more tokens: tokens (B, T) -> logits (B, T, output_size) and the new state.
 

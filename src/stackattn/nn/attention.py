@@ -12,9 +12,9 @@ from ..ops.attention import causal_attention
 from ..ops.dropout import dropout
 from ..ops.eager import is_plain
 from ..ops.immediate import reads_values
-from ..ops.lengths import length_mask
+from ..ops.lengths import length_mask, without_padding
 from .checks import check_dropout, check_heads, check_vectors
-from .state import State, without_padding
+from .state import State
 
 
 @dataclass(frozen=True, repr=False)

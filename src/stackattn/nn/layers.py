@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops.lengths import without_padding
 from .attention import CrossAttention, Memory
 from .checks import check_dropout, check_positive
 from .dropout import ReLUDropout, ResidualDropout
 from .specs import LayerSpec, build_attention
-from .state import State, without_padding
+from .state import State
 
 
 class FeedForward(nn.Sequential):

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..ops.checks import check_limit
 from ..ops.documents import by_documents, extend_by_documents
+from ..ops.lengths import without_padding
 from .checks import check_choice, check_positive, check_vectors
-from .state import State, without_padding
+from .state import State
 
 PUSH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..ops.lengths import length_mask
-
 Self = TypeVar("Self", bound="State")
 
 
@@ -62,10 +60,3 @@ def _brief(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_brief, value))}]"
     return repr(value)
-
-
-def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Replace padding in x (B, T, ...) by zeros: nan in the padding would survive multiplication by zero."""
-    if lengths is None:
-        return x
-    return x.where(length_mask(lengths, x.shape[1])[(...,) + (None,) * (x.dim() - 2)], 0)

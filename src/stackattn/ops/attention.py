@@ -16,7 +16,7 @@ from . import checks, dispatch
 from .cpp import network
 from .eager import differentiable_gradients, is_forward_mode, is_plain
 from .keep_mask import draw_seed, keep_mask
-from .lengths import length_mask
+from .lengths import without_padding
 from .registration import NO_SECOND_DERIVATIVES, Operator
 
 
@@ -79,16 +79,14 @@ def _check_arguments(packed: Tensor, heads: int, lengths: Tensor | None, dropout
 
 def _split(packed: Tensor, heads: int, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (B, heads, T, size), zero where there is no step."""
-    if lengths is not None:
-        packed = packed.where(length_mask(lengths, packed.shape[1])[..., None], 0)
-    queries, keys, values = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in packed.chunk(3, dim=-1))
+    parts = without_padding(packed, lengths).chunk(3, dim=-1)
+    queries, keys, values = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in parts)
     return queries, keys, values
 
 
 def _join(y: Tensor, lengths: Tensor | None) -> Tensor:
     """(B, heads, T, size) -> (B, T, heads * size)"""
-    y = y.transpose(1, 2).flatten(2)
-    return y if lengths is None else y.where(length_mask(lengths, y.shape[1])[..., None], 0)
+    return without_padding(y.transpose(1, 2).flatten(2), lengths)
 
 
 def _with_pytorch(packed: Tensor, heads: int, lengths: Tensor | None, dropout: float) -> Tensor:

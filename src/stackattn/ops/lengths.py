@@ -11,8 +11,13 @@ def length_mask(lengths: Tensor, T: int) -> Tensor:
     return torch.arange(T, device=lengths.device) < lengths.long()[:, None]
 
 
-def without_padding(values: Tensor, lengths: Tensor | None, T: int) -> Tensor:
-    """Zeros for the values of steps beyond the lengths: nan there must not be multiplied by a weight of 0."""
+def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Replace padding in x (B, T, ...) by zeros: nan in the padding would survive multiplication by zero."""
     if lengths is None:
-        return values
-    return values.where(length_mask(lengths + (values.shape[1] - T), values.shape[1])[..., None], 0.0)
+        return x
+    return x.where(length_mask(lengths, x.shape[1])[(...,) + (None,) * (x.dim() - 2)], 0)
+
+
+def values_without_padding(values: Tensor, lengths: Tensor | None, T: int) -> Tensor:
+    """The same for the values of T steps, which may follow that of the bottom element."""
+    return without_padding(values, None if lengths is None else lengths.long() + (values.shape[1] - T))

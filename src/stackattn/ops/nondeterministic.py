@@ -8,7 +8,7 @@ from torch import Tensor
 from . import checks, reference
 from .cpp import native
 from .dispatch import choose, module_of
-from .lengths import length_mask
+from .lengths import without_padding
 from .pytorch.steps import neutral
 from .registration import operator_with_backward
 from .transitions import join_transitions
@@ -85,10 +85,8 @@ def _reference(
 ) -> Tensor:
     lengths = checks.copy_lengths(lengths, log_push.shape[1])
     _check_numbers(log_push.detach(), log_replace.detach(), log_pop.detach(), lengths)
-    if lengths is None:
-        return reference.nondeterministic_weights(log_push, log_replace, log_pop, window)
     weights = reference.nondeterministic_weights(*neutral(log_push, log_replace, log_pop, lengths), window=window)
-    return weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
+    return without_padding(weights, lengths)
 
 
 # The second result is the memory of the charts, which `torch` and `triton` reuse in the backward pass; otherwise empty.

@@ -14,7 +14,7 @@ from . import checks
 from .cpp import native
 from .dispatch import choose
 from .eager import differentiable_gradients, is_plain
-from .lengths import without_padding
+from .lengths import values_without_padding
 from .memory import chart_memory
 from .nondeterministic import nondeterministic_weights
 from .registration import operator_with_backward
@@ -72,7 +72,7 @@ def nondeterministic_readings(
     if backend == "cpp" and _kernel_is_faster(values):
         return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
     weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, window=window, backend=backend)
-    values = without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
+    values = values_without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
     B, T, _, Q, S = weights.shape
     rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, T + 1)
     return (rows @ values).reshape(B, T, Q, S, values.shape[2])

@@ -20,7 +20,7 @@ from .cpp import native
 from .dispatch import choose_for_state
 from .extension import Buffer, Extension, extend, same_place, with_idle_steps
 from .immediate import immediate_checks
-from .lengths import length_mask
+from .lengths import without_padding
 from .nondeterministic import nondeterministic_weights
 from .pytorch.columns import Layout
 from .tensor_state import TensorState
@@ -251,10 +251,9 @@ class NondeterministicState(_State):
         steps = history.steps()
         with immediate_checks():  # to get here, values were read
             weights = nondeterministic_weights(*split_transitions(steps), backend=self._backend)[:, self.length :]
-        if lengths is not None:
-            weights = weights.where(length_mask(lengths, rows.shape[1])[..., None, None, None], 0.0)
         T, history = self.length + rows.shape[1], History(None, steps, None)
-        return weights, NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
+        state = NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)
+        return without_padding(weights, lengths), state
 
     @staticmethod
     def _check_numbers(rows: Tensor, lengths: Tensor | None) -> None:

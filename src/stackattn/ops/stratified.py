@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from . import checks, reference
 from .dispatch import choose
 from .immediate import reads_values
-from .lengths import length_mask, without_padding
+from .lengths import length_mask, values_without_padding, without_padding
 from .tensor_state import TensorState
 
 
@@ -55,7 +55,7 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
         weights = reference.stratified_weights(push, pop)
     else:
         weights = _weights(push, pop, push.new_zeros(push.shape[0], 0, dtype=torch.float64))[0].to(push.dtype)
-    return _without_padding(weights, lengths)
+    return without_padding(weights, lengths)
 
 
 def stratified_readings(
@@ -85,7 +85,7 @@ def stratified_readings(
     """
     weights = stratified_weights(push, pop, lengths, backend=backend)
     checks.check_values(values, push, push.shape[1])
-    return weights @ without_padding(values, lengths, push.shape[1]).to(weights.dtype)
+    return weights @ values_without_padding(values, lengths, push.shape[1]).to(weights.dtype)
 
 
 class StratifiedState(TensorState):
@@ -147,7 +147,7 @@ class StratifiedState(TensorState):
         push, pop = _strengths(push, pop, lengths)
         checks.check_same_batch("push", push, self)
         weights, tensor = _weights(push, pop, self._tensor)
-        return _without_padding(weights.to(push.dtype), lengths), StratifiedState(tensor, self.length + push.shape[1])
+        return without_padding(weights.to(push.dtype), lengths), StratifiedState(tensor, self.length + push.shape[1])
 
 
 def _choose(backend: str, push: Tensor) -> str:
@@ -193,7 +193,3 @@ def _weights(push: Tensor, pop: Tensor, before: Tensor) -> tuple[Tensor, Tensor]
     upwards = (total[..., None] + highest).clamp(min=0)  # (B, T, i)
     top = upwards.clamp(max=1)
     return top - pad(top[..., 1:], (0, 1)), upwards[:, -1] if T else before
-
-
-def _without_padding(weights: Tensor, lengths: Tensor | None) -> Tensor:
-    return weights if lengths is None else weights.where(length_mask(lengths, weights.shape[1])[..., None], 0.0)

@@ -8,7 +8,7 @@ from torch import Tensor
 from . import checks, reference, vectors
 from .cpp import native
 from .dispatch import choose, module_of
-from .lengths import length_mask, without_padding
+from .lengths import values_without_padding, without_padding
 from .registration import operator_with_backward
 
 
@@ -99,16 +99,14 @@ def superposition_readings(
     if backend != "reference" and (depth is not None or (backend == "cpp" and not short)):
         return vectors.readings(actions, values, lengths, depth, backend)
     weights = superposition_weights(actions, lengths, depth=depth, backend=backend)
-    return weights @ without_padding(values, lengths, actions.shape[1]).to(weights.dtype)
+    return weights @ values_without_padding(values, lengths, actions.shape[1]).to(weights.dtype)
 
 
 def _reference(actions: Tensor, lengths: Tensor | None, depth: int | None) -> Tensor:
     lengths = checks.copy_lengths(lengths, actions.shape[1])
     checks.check_numbers("actions", actions.detach(), lengths, minus_infinity=False)
-    if lengths is None:
-        return reference.superposition_weights(actions, depth)
-    mask = length_mask(lengths, actions.shape[1])[..., None]
-    return reference.superposition_weights(actions.where(mask, 0.0), depth).where(mask, 0.0)
+    weights = reference.superposition_weights(without_padding(actions, lengths), depth)
+    return without_padding(weights, lengths)
 
 
 _op, _op_backward = operator_with_backward("superposition_weights", "Tensor actions, Tensor? lengths", "str backend")

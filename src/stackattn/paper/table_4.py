@@ -24,8 +24,8 @@ from .tables import fitted_exponent, number, publish
 LENGTHS = (256, 512, 1024, 2048, 4096)
 LONGEST = {"nondeterministic": 1024}  # its time is cubic
 FITTED = 3  # number of lengths that determine an exponent: two are not enough where charts outgrow a cache
-# One sequence: whether the charts of a batch are kept for the backward pass depends on a memory limit (ops/readings.py),
-# which can distort the exponent of the space.
+# One sequence: whether the charts of a batch are kept for the backward pass depends on a memory limit
+# (ops/readings.py), which can distort the exponent of the space.
 BATCH, D_MODEL, STATES, SYMBOLS, EMBEDDING = 1, 32, 3, 3, 5
 REPEATS = 5
 WARM_UP = 16  # length of a first pass, which loads libraries and starts threads

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..dispatch import kernel
 from ..immediate import reads_values
-from ..lengths import length_mask
+from ..lengths import length_mask, without_padding
 from .chart import Steps
 from .operators import SMALLEST_MASS
 
@@ -163,14 +163,14 @@ def extend(
         dense.F[:, :, t, t] = (column.alpha[:, None] @ steps.push[step]).reshape(B, Q, S).mT
     rows = dense.F[:, :, :, before + 1 :].permute(0, 3, 2, 4, 1)  # (B, c, T + 1, Q, S)
     if superposition:
-        return to_flat(dense, layout, T), _masked(rows[:, :, 1:], lengths), True
+        return to_flat(dense, layout, T), without_padding(rows[:, :, 1:], lengths), True
     mass = rows.sum((2, 3, 4), keepdim=True)
     in_range = mass >= SMALLEST_MASS
     if not reads_values(mass.device):
-        return to_flat(dense, layout, T), _masked((rows / mass).where(in_range, torch.nan), lengths), True
+        return to_flat(dense, layout, T), without_padding((rows / mass).where(in_range, torch.nan), lengths), True
     if lengths is not None:
         in_range |= ~length_mask(lengths, c)[..., None, None, None]
-    return to_flat(dense, layout, T), _masked(rows / mass, lengths), bool(in_range.all())
+    return to_flat(dense, layout, T), without_padding(rows / mass, lengths), bool(in_range.all())
 
 
 def retract(
@@ -191,7 +191,7 @@ def retract(
         dense.F[:, 0, 0, 0, 0] = 1.0
     grad = to_dense(torch.zeros_like(state) if grad_after is None else grad_after, layout, T)
     if grad_weights is not None:
-        grad_weights = _masked(grad_weights.double(), lengths)
+        grad_weights = without_padding(grad_weights.double(), lengths)
         if superposition:
             grad.F[:, :, 1:, before + 1 :] += grad_weights.permute(0, 4, 2, 1, 3)
         else:
@@ -239,7 +239,3 @@ def _grown(dense: Dense, c: int, superposition: bool) -> Dense:
         F[:, 0, 0, 0, 0] = 1.0
     push, replace = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 0, 0, 0, 0, c)) for x in (dense.push, dense.replace))
     return Dense(P, F, push, replace)
-
-
-def _masked(rows: Tensor, lengths: Tensor | None) -> Tensor:
-    return rows if lengths is None else rows.where(length_mask(lengths, rows.shape[1])[..., None, None, None], 0.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..immediate import reads_values
-from ..lengths import length_mask
+from ..lengths import length_mask, without_padding
 from . import chart as plain
 from .chart import Number, Steps
 from .extended import Extended
@@ -42,10 +42,7 @@ def nondeterministic(
             weights[..., b : b + 1, :] = _normalise(exact)[0]
     else:
         weights = _marked(weights, chart, inputs, lengths)
-    weights = weights.permute(3, 0, 4, 1, 2)
-    if lengths is not None:
-        weights = weights.where(length_mask(lengths, log_push.shape[1])[..., None, None, None], 0.0)
-    return weights, chart.memory
+    return without_padding(weights.permute(3, 0, 4, 1, 2), lengths), chart.memory
 
 
 def nondeterministic_backward(
@@ -78,9 +75,7 @@ def nondeterministic_backward(
 
     B, T, Q, S = log_push.shape[:4]
     inputs = neutral(log_push, log_replace, log_pop, lengths)
-    grad = grad.double()
-    if lengths is not None:
-        grad = grad.where(length_mask(lengths, T)[..., None, None, None], 0.0)
+    grad = without_padding(grad.double(), lengths)
     steps = scaled_steps(*inputs, extended=False)
     chart = charts.Chart(memory, T, B, Q, S) if memory.numel() else charts.fill(steps, Q)
     results = gradients(steps, chart, grad)
@@ -136,15 +131,12 @@ def _marked(rows: Tensor, chart: Chart, inputs: list[Tensor], lengths: Tensor | 
 def superposition(actions: Tensor, lengths: Tensor | None, charts: ModuleType = plain) -> Tensor:
     chart = charts.fill(action_steps(actions, lengths), 1, superposition=True)
     weights = chart.F[1:, 0, 0, :, 2:].transpose(0, 1)  # (B, T, T)
-    return weights if lengths is None else weights.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
+    return without_padding(weights, lengths)
 
 
 def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None, charts: ModuleType = plain) -> Tensor:
     steps = action_steps(actions, lengths)
     chart = charts.fill(steps, 1, superposition=True)
-    grad = grad.double()
-    if lengths is not None:
-        grad = grad.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
     dF = torch.zeros_like(chart.F)
-    dF[1:, 0, 0, :, 2:] = grad.transpose(0, 1)
+    dF[1:, 0, 0, :, 2:] = without_padding(grad.double(), lengths).transpose(0, 1)
     return action_gradients(charts.walk_back(steps, chart, dF, superposition=True))

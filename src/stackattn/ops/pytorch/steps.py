@@ -5,18 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..lengths import length_mask
+from ..lengths import without_padding
 from .chart import Steps
 from .extended import Extended
 
 
 def neutral(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None) -> list[Tensor]:
     """Set the steps beyond the lengths to zero; the caller may have left any values there."""
-    inputs = [log_push, log_replace, log_pop]
-    if lengths is None:
-        return inputs
-    mask = length_mask(lengths, log_push.shape[1])
-    return [x.where(mask[(...,) + (None,) * (x.dim() - 2)], 0.0) for x in inputs]
+    return [without_padding(x, lengths) for x in (log_push, log_replace, log_pop)]
 
 
 def scaled_steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extended: bool) -> Steps:
@@ -39,9 +35,8 @@ def log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Ten
 
 
 def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
-    if lengths is not None:
-        actions = actions.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
-    return Steps(*(x[..., None] for x in actions.double().transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each
+    actions = without_padding(actions, lengths).double()
+    return Steps(*(x[..., None] for x in actions.transpose(0, 1).split(1, dim=-1)))  # (T, B, 1, 1) each
 
 
 def no_operation(actions: Tensor) -> Tensor:

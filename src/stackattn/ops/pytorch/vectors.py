@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..lengths import length_mask
+from ..lengths import length_mask, without_padding
 from .steps import no_operation
 
 
@@ -17,8 +17,7 @@ def forward(
     stacks = _stacks(*_idle(actions, values, lengths), stack, depth)
     readings = [x[:, :1] for x in stacks[1:]]
     result = torch.cat([values[:, :0], *readings], dim=1)
-    if lengths is not None:
-        result = result.where(length_mask(lengths, actions.shape[1])[..., None], 0.0)
+    result = without_padding(result, lengths)
     return torch.cat([result, stacks[-1]], dim=1) if with_stack else result
 
 
@@ -27,13 +26,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of actions, values and the first stack."""
     T = actions.shape[1]
-    mask = None if lengths is None else length_mask(lengths, T)[..., None]
     actions, values = _idle(actions, values, lengths)
     stacks = _stacks(actions, values, stack, depth)
     grad_actions, grad_values = torch.empty_like(actions), torch.empty_like(values)
-    grad_readings, grad_after = grad[:, :T], grad[:, T:]
-    if mask is not None:
-        grad_readings = grad_readings.where(mask, 0.0)
+    grad_readings, grad_after = without_padding(grad[:, :T], lengths), grad[:, T:]
     for t in reversed(range(T)):
         before = stacks[t]
         h = before.shape[1]
@@ -44,9 +40,7 @@ def backward(
         push, noop, pop = actions[:, t, :, None, None].unbind(1)  # (B, 1, 1) each
         grad_values[:, t] = push[:, 0] * g[:, 0]
         grad_after = push * g[:, 1:] + noop * g[:, :h] + pop * pad(g, (0, 0, 1, 0))[:, :h]
-    if mask is not None:
-        grad_actions, grad_values = grad_actions.where(mask, 0.0), grad_values.where(mask, 0.0)
-    return grad_actions, grad_values, grad_after
+    return without_padding(grad_actions, lengths), without_padding(grad_values, lengths), grad_after
 
 
 def _idle(actions: Tensor, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..immediate import reads_values
-from ..lengths import length_mask
+from ..lengths import length_mask, without_padding
 from . import band
 from .extended import Extended
 
@@ -47,9 +47,7 @@ def forward(
     for b in _out_of_range(good):
         one = slice(b, b + 1)
         found[one] = band.fill(steps[one], values[one], history[one], window, extended=True).joined()[:, window:]
-    if lengths is not None:
-        found = found.where(length_mask(lengths, values.shape[1])[..., None], 0.0)
-    return found
+    return without_padding(found, lengths)
 
 
 def backward(
@@ -66,8 +64,8 @@ def backward(
     QS, known = steps.shape[2] * steps.shape[3], history.shape[1]
     window, history = _full_history(steps, history, window)
     steps, values = _without_padding(steps, values, lengths)
+    grad = without_padding(grad, lengths)
     if lengths is not None:
-        grad = grad.where(length_mask(lengths, values.shape[1])[..., None], 0.0)
         # sequences without new steps are always in range, but the masses of their earlier rows may not be
         history = history.where((lengths > 0)[:, None, None], 0.0)
     joined = torch.cat([history, rows], 1)

@@ -49,18 +49,27 @@ def _moves(x, step, sequence, rows, columns, B, Q: tl.constexpr, S: tl.constexpr
     return tl.load(x + offset, mask=(rows < QS) & (columns < QS), other=0.0)
 
 
+@triton.jit
+def _place(Q: tl.constexpr, S: tl.constexpr):
+    """Symbol and sequence of this program, the states m, and the pairs e of m and the symbol as rows of a matrix.
+
+    Where m is padding, e is beyond the last pair.
+    """
+    symbol, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    m = tl.arange(0, 16).to(tl.int64)
+    return symbol, sequence, m, tl.where(m < Q, m * S + symbol, Q * S)[:, None]
+
+
 @_kernel
 def fill_P_and_D(
     push, replace, pop, PD_in, PD, n, B, j,
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Row j of P and D, from the rows after it."""
-    w, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    w, b, m, e = _place(Q, S)
     n, j = tl.cast(n, tl.int64), tl.cast(j, tl.int64)
     C = (n + 1) * Q
     first = (j + 1) * Q + tl.program_id(0).to(tl.int64) * BC
-    m = tl.arange(0, 16).to(tl.int64)
-    e = tl.where(m < Q, m * S + w, Q * S)[:, None]  # rows of the step; beyond the last one where m is padding
     f = tl.arange(0, E).to(tl.int64)
     c = first + tl.arange(0, BC)
     up = _moves(push, j, b, e, f[None, :], B, Q, S)  # (16, E)
@@ -108,11 +117,9 @@ def fill_F(
     SUPERPOSITION: tl.constexpr,
 ):  # fmt: skip
     """Row t of F, from the rows before it."""
-    y, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    y, b, m, e = _place(Q, S)
     n, t = tl.cast(n, tl.int64), tl.cast(t, tl.int64)
     first = tl.program_id(0).to(tl.int64) * BC
-    m = tl.arange(0, 16).to(tl.int64)
-    e = tl.where(m < Q, m * S + y, Q * S)[:, None]
     f = tl.arange(0, E).to(tl.int64)
     i = first + tl.arange(0, BC)
     known, exists = (f < Q * S)[:, None], (i <= t + 1)[None, :]
@@ -144,11 +151,9 @@ def walk_back_F(
     SUPERPOSITION: tl.constexpr,
 ):  # fmt: skip
     """Row t of the gradient of F, from the rows after it and the gradient of the result."""
-    y, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    y, b, m, e = _place(Q, S)
     n, t = tl.cast(n, tl.int64), tl.cast(t, tl.int64)
     C = (n + 1) * Q
-    m = tl.arange(0, 16).to(tl.int64)
-    e = tl.where(m < Q, m * S + y, Q * S)[:, None]
     f = tl.arange(0, E).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
     exists = (i <= t + 1)[None, :]
@@ -182,11 +187,9 @@ def walk_back_D(
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Row j of the gradient of D, from the rows before it; j is at least 1."""
-    w, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    w, b, m, e = _place(Q, S)
     n, j = tl.cast(n, tl.int64), tl.cast(j, tl.int64)
     C = (n + 1) * Q
-    m = tl.arange(0, 16).to(tl.int64)
-    e = tl.where(m < Q, m * S + w, Q * S)[:, None]
     f = tl.arange(0, E).to(tl.int64)
     c = (j + 1) * Q + tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
     columns = (c < C)[None, :]
@@ -216,11 +219,10 @@ def walk_back_P(
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Row j of the gradient of P, from the same row of the gradient of D."""
-    w, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    w, b, m, _ = _place(Q, S)
     n, j = tl.cast(n, tl.int64), tl.cast(j, tl.int64)
     C = (n + 1) * Q
     first = (j + 2) * Q + tl.program_id(0).to(tl.int64) * BC
-    m = tl.arange(0, 16).to(tl.int64)
     row = (j * Q + m)[:, None]
     c = first + tl.arange(0, BC)
     columns = (c < C)[None, :]

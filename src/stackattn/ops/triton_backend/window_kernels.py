@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import _dot, _moves
+from .kernels import _dot, _moves, _place
 
 _kernel = triton.jit(do_not_specialize=["n", "B", "width", "window", "s", "tau", "x", "origin", "low", "high"])
 
@@ -36,12 +36,17 @@ def _in_rows(x, sequence, pair, column, B, width, Q: tl.constexpr, S: tl.constex
 
 
 @triton.jit
-def _lanes(n, B, BL: tl.constexpr, BQ: tl.constexpr):
-    """A block of lanes, states p and states r as axes of a block (BL, BQ, BQ), and the number of lanes."""
+def _lanes(n, B, s, Q: tl.constexpr, BL: tl.constexpr, BQ: tl.constexpr):
+    """A block of lanes, their sequences b and starts j, and states p and r, as axes of a block (BL, BQ, BQ).
+
+    `here` is where they have a matrix of span s.
+    """
     lane = (tl.program_id(0).to(tl.int64) * BL + tl.arange(0, BL))[:, None, None]
+    b, j = lane // n, lane % n
     p = tl.arange(0, BQ).to(tl.int64)[None, :, None]
     r = tl.arange(0, BQ).to(tl.int64)[None, None, :]
-    return lane, p, r, B * n
+    here = (lane < B * n) & (j + s <= n) & (p < Q) & (r < Q)
+    return lane, b, j, p, r, here
 
 
 @_kernel
@@ -51,10 +56,8 @@ def fill_diagonal(
 ):  # fmt: skip
     """P and D of span s, from those of smaller spans; s is at least 2."""
     n, B, window, s = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(window, tl.int64), tl.cast(s, tl.int64)
-    lane, p, r, lanes = _lanes(n, B, BL, BQ)
-    w = tl.program_id(1).to(tl.int64)
-    b, j = lane // n, lane % n
-    here = (lane < lanes) & (j + s <= n) & (p < Q) & (r < Q)
+    lane, b, j, p, r, here = _lanes(n, B, s, Q, BL, BQ)
+    w, lanes = tl.program_id(1).to(tl.int64), B * n
     move = ((j * B + b) * (Q * S) + p * S + w) * (Q * S) + r * 0
     P = tl.zeros((BL, BQ, BQ), dtype=tl.float64)
     D = tl.zeros((BL, BQ, BQ), dtype=tl.float64)
@@ -82,11 +85,9 @@ def fill_row(
     `scales_in` (B, window - 1) converts the rows x - 2, x - 3, ... to the units of row x - 1, and `scales` the rows
     x - 1, x - 2, ... to those of row x; one more division, by the mass of row x - 1, is done here.
     """
-    y, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    y, b, m, e = _place(Q, S)
     n, B, width, x = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(width, tl.int64), tl.cast(x, tl.int64)
     window, tau = tl.cast(window, tl.int64), tl.cast(tau, tl.int64)
-    m = tl.arange(0, 16).to(tl.int64)
-    e = tl.where(m < Q, m * S + y, Q * S)[:, None]
     f = tl.arange(0, E).to(tl.int64)
     c = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
     known, columns = (f < Q * S)[:, None], (c < width)[None, :]
@@ -134,15 +135,13 @@ def walk_back_row(
     point 0 of the segment, and row `low` is the first one that the segment has computed. Entries that no run reaches
     have no effect on the gradient of any weight; theirs are zero, because they may be too large for float64.
     """
-    y, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    y, b, m, e = _place(Q, S)
     n, B, width, x = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(width, tl.int64), tl.cast(x, tl.int64)
     window, origin = tl.cast(window, tl.int64), tl.cast(origin, tl.int64)
     low, high = tl.cast(low, tl.int64), tl.cast(high, tl.int64)
     x += b // B
     b = b % B
     tau = x - origin
-    m = tl.arange(0, 16).to(tl.int64)
-    e = tl.where(m < Q, m * S + y, Q * S)[:, None]
     f = tl.arange(0, E).to(tl.int64)
     c = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
     columns = (c < width)[None, :]
@@ -194,12 +193,11 @@ def rows_to_P(
     Q: tl.constexpr, S: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of P[. -> t] from row t, for each row from `low` on; dP is the first half of a band."""
-    y, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    y, b, m, _ = _place(Q, S)
     n, B, width, low = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(width, tl.int64), tl.cast(low, tl.int64)
     window, origin = tl.cast(window, tl.int64), tl.cast(origin, tl.int64)
     x = low + tl.program_id(0).to(tl.int64)
     tau = x - origin
-    m = tl.arange(0, 16).to(tl.int64)
     e = tl.where(m < Q, m * S + y, Q * S)[None, :]
     end = (tl.minimum(window, tau) + 1) * Q
     for start in range(2 * Q, end, BK):
@@ -232,10 +230,8 @@ def walk_back_diagonal(
 ):  # fmt: skip
     """The gradients of P and D of span s, from those of larger spans; `given` is the first half of a band."""
     n, B, window, s = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(window, tl.int64), tl.cast(s, tl.int64)
-    lane, p, r, lanes = _lanes(n, B, BL, BQ)
-    w = tl.program_id(1).to(tl.int64)
-    b, j = lane // n, lane % n
-    here = (lane < lanes) & (j + s <= n) & (p < Q) & (r < Q)
+    lane, b, j, p, r, here = _lanes(n, B, s, Q, BL, BQ)
+    w, lanes = tl.program_id(1).to(tl.int64), B * n
     pushes = here & (lane * 0 + s > 1)
     at_P = _in_band(0, s - 2, w, p, r, lane, lanes, window, Q, S)
     dP = tl.load(given + at_P, mask=pushes, other=0.0)
