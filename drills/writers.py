@@ -22,6 +22,8 @@ import torch
 from stackattn.cli import main
 from stackattn.languages import Dataset
 from stackattn.models import load, save
+from stackattn.text.bitext_corpus import BitextCorpus
+from stackattn.text.corpus import SPLITS, Corpus
 from stackattn.text.monolingual_corpus import MonolingualCorpus
 from stackattn.training import RunError, run_experiment
 from stackattn.training.cfl import build_cfl_model
@@ -33,8 +35,20 @@ LIMIT = 120.0  # seconds for all processes of a case
 
 
 def _prepare(folder: Path, raw: Path, variant: int) -> str:
-    texts = [str(raw / f"{split}.{'target' if variant else 'source'}") for split in ("train", "validation", "test")]
+    texts = [str(raw / f"{split}.{'target' if variant else 'source'}") for split in SPLITS]
     return _command(["lm", "prepare", *texts, str(folder / "out"), "--min-count", str(1 + variant)])
+
+
+def _prepare_pairs(folder: Path, raw: Path, variant: int) -> str:
+    sides = ("target", "source") if variant else ("source", "target")
+    splits = [(f"--{split}", *(str(raw / f"{split}.{side}") for side in sides)) for split in SPLITS]
+    words = [word for split in splits for word in split]
+    return _command(["mt", "prepare", *words, "--out", str(folder / "out"), "--pieces", "20", "--threshold", "1"])
+
+
+def _analyse(folder: Path, raw: Path, variant: int) -> str:
+    text = "0110" if variant else "01"
+    return _command(["analyse", str(raw / "run"), "--string", text, "--out", str(folder / "out")])
 
 
 def _write(folder: Path, raw: Path, variant: int) -> str:
@@ -67,10 +81,19 @@ def _train(folder: Path, raw: Path, variant: int) -> str:
     return ""
 
 
-def _corpus_content(folder: Path) -> Any:
-    corpus = MonolingualCorpus(folder / "out")
-    corpus.tokenizer()
-    return [corpus.read_split(split) for split in ("train", "validation", "test")], corpus.fingerprint
+def _content_of(cls: type[Corpus]) -> Callable[[Path], Any]:
+    def content(folder: Path) -> Any:
+        corpus = cls(folder / "out")
+        corpus.tokenizer()
+        return [corpus.read_split(split) for split in SPLITS], corpus.fingerprint
+
+    return content
+
+
+def _analysis_content(folder: Path) -> Any:
+    """All files; the report names its folder, which differs."""
+    found = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+    return {name: data.replace(str(folder).encode(), b"") for name, data in found.items()}
 
 
 def _data_content(folder: Path) -> Any:
@@ -91,7 +114,9 @@ class Scene:
 
 
 SCENES = {
-    "lm prepare": Scene(_prepare, _corpus_content),
+    "lm prepare": Scene(_prepare, _content_of(MonolingualCorpus)),
+    "mt prepare": Scene(_prepare_pairs, _content_of(BitextCorpus)),
+    "analyse": Scene(_analyse, _analysis_content),
     "language write": Scene(_write, _data_content),
     "save": Scene(_save, _model_content),
     "cfl train": Scene(_train, lambda folder: samples.outcome(folder / "out")),
@@ -112,6 +137,7 @@ def prepare(folder: Path) -> Iterator[Case]:
     context = multiprocessing.get_context("fork")
     torch.set_num_threads(1)
     samples.write_raw_texts(folder / "raw")
+    run_experiment(samples.cfl_config(), folder / "raw/run")
     expected: dict[str, list[Any]] = {}
     for name, scene in SCENES.items():
         for variant in (0, 1):

@@ -142,13 +142,14 @@ def test_whole_folder(tmp_path):
 
 
 def test_leftovers_of_killed_processes_are_removed(tmp_path):
-    stale = tmp_path / ".a[1].123-abcd.partial"
-    stale.mkdir()
-    (tmp_path / ".b.123-abcd.partial").mkdir()
+    (tmp_path / ".a[1].123-abcd0123.partial").mkdir()
+    others = [".a[1].b.123-abcd0123.partial", ".b.123-abcd0123.partial"]  # other processes may be writing these
+    for name in others:
+        (tmp_path / name).mkdir()
     (tmp_path / ".a[1].lock").touch()
     with whole_folder(tmp_path / "a[1]"):
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.123-abcd.partial", "a[1]"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*others, "a[1]"]
 
 
 def test_a_folder_that_appears_in_the_meantime_is_not_overwritten(tmp_path):

@@ -224,8 +224,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     lock.acquire()
     partial = _partial(folder)
     try:
-        for stale in folder.parent.glob(f".{_escape(folder.name)}.*.partial"):  # left by a killed process
-            shutil.rmtree(stale, ignore_errors=True)
+        for path in folder.parent.iterdir():
+            if _is_partial(path, folder.name):  # left by a killed process
+                shutil.rmtree(path, ignore_errors=True)
         with _named(folder):
             partial.mkdir()
         yield partial
@@ -335,9 +336,9 @@ def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
-def _escape(name: str) -> str:
-    """Escape a name for use in a glob pattern."""
-    return re.sub(r"([*?[])", r"[\1]", name)
+def _is_partial(path: Path, name: str) -> bool:
+    """Whether `_partial` made this path for a file or folder `name`, and not for another one such as `name.2`."""
+    return re.fullmatch(rf"\.{re.escape(name)}\.\d+-[0-9a-f]{{8}}\.partial", path.name) is not None
 
 
 def _create(path: Path) -> int:

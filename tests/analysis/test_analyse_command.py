@@ -6,6 +6,7 @@ import pytest
 
 import stackattn.analysis
 from stackattn.cli import main
+from stackattn.files import locked
 from stackattn.training import TrainingRun
 
 EXAMPLE_FOLDER = Path(stackattn.analysis.__file__).parent / "example"
@@ -98,6 +99,15 @@ def test_drawings_stay_until_new_ones_exist(make_run, tmp_path, monkeypatch, cap
     assert main(["analyse", str(folder), "--string", "(())"]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_another_process_is_writing(make_run, tmp_path, capsys):
+    folder, out = make_run("tf-sup"), tmp_path / "run/analysis"
+    out.mkdir()
+    with locked(out, out / ".lock", temporary=True):
+        assert main(["analyse", str(folder), "--string", "()", "--no-figures"]) == 2
+        assert f"{out}: another process is writing to this folder" in capsys.readouterr().err
+        assert [path.name for path in out.iterdir()] == [".lock"]
 
 
 def test_the_shipped_example(tmp_path, monkeypatch, capsys):

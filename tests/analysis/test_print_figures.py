@@ -1,5 +1,7 @@
 """Print figures: content, size, repeatable bytes, symbols with markup, atomic writes."""
 
+import multiprocessing
+import resource
 from itertools import pairwise
 
 import numpy as np
@@ -138,20 +140,20 @@ def test_symbols_are_not_parsed_as_markup(tmp_path):
     assert demo.stat().st_size > 1000
 
 
-def test_a_failed_write_keeps_the_old_figure(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
+def _draw_with_a_limit(folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+    for name in ("figure.svg", "figure.png", "figure.pdf"):
+        with pytest.raises(OSError, match="File too large") as error:
+            save_figure(DRAWINGS["height"](), folder / name)
+        assert error.value.filename == str(folder / name)
 
-    path = tmp_path / "figure.svg"
-    save_figure(DRAWINGS["height"](), path)
-    before = path.read_bytes()
 
-    def fail(figure, target, **options):
-        with open(target, "wb") as file:
-            file.write(b"<svg")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(OSError, match="No space left"):
-        save_figure(DRAWINGS["height"](), path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_failed_write_keeps_the_old_figure(tmp_path):
+    """The system refuses to write files of this size, in the middle of a figure."""
+    save_figure(DRAWINGS["height"](), tmp_path / "figure.svg")
+    before = (tmp_path / "figure.svg").read_bytes()
+    process = multiprocessing.get_context("fork").Process(target=_draw_with_a_limit, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"figure.svg": before}

@@ -12,6 +12,7 @@ import pytest
 from changed_corpus import check_changed_files
 
 from stackattn.cli import main
+from stackattn.files import locked
 from stackattn.training import TrainingRun
 
 LINES = ["eins zwei", "drei", "zwei eins drei", "vier eins", "drei vier zwei", "eins"] * 8
@@ -200,6 +201,9 @@ def test_errors_of_evaluate_and_translate(run, corpus, tmp_path, capsys):
         with pytest.raises(SystemExit):
             main(["mt", "translate", str(run), empty, option, "0"])
         assert f"argument {option}: expected at least 1, got 0" in capsys.readouterr().err
+    with locked(tmp_path, tmp_path / ".scores.json.lock", temporary=True):
+        assert main(["mt", "evaluate", str(run), "--max-tokens", "2", "--out", str(tmp_path / "scores")]) == 2
+    assert f"{tmp_path}: another process is writing to this folder" in capsys.readouterr().err
     (run / "best").rename(run / "away")
     assert main(["mt", "translate", str(run), empty]) == 2
     assert f"{run}: the run has no best model (model not kept)" in capsys.readouterr().err

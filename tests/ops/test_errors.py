@@ -6,11 +6,20 @@ import pytest
 import torch
 from stacks import BACKENDS, FAST, STACKS, Nondeterministic, Superposition
 
-from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, superposition_weights
+from stackattn import (
+    NondeterministicReadingState,
+    NondeterministicState,
+    SuperpositionState,
+    nondeterministic_weights,
+    superposition_readings,
+    superposition_weights,
+)
 
 B, T, Q, S = 2, 4, 2, 3
 PUSH, POP = torch.zeros(B, T, Q, S, Q, S), torch.zeros(B, T, Q, S, Q)
 ACTIONS = torch.full((B, T, 3), 1 / 3)
+ONES = torch.ones(B, dtype=torch.int64)
+NESTED = torch.nested.nested_tensor([torch.zeros(T), torch.zeros(1)], layout=torch.jagged)
 
 
 def nondeterministic(push=PUSH, replace=PUSH, pop=POP, lengths=None, backend="auto"):
@@ -29,6 +38,10 @@ def superposition_state(actions=ACTIONS, lengths=None, batch_size=B):
     return lambda: SuperpositionState.empty(batch_size).extend(actions, lengths)
 
 
+def windowed_state(window):
+    return lambda: NondeterministicReadingState.empty(torch.zeros(B, 1), Q, S, window=window)
+
+
 def reorder(index):
     return lambda: SuperpositionState.empty(2).reorder(index)
 
@@ -39,6 +52,13 @@ def reorder(index):
         (superposition([[0.5, 0.5, 0]]), TypeError, ["actions", "tensor", "list"]),
         (superposition(ACTIONS.long()), TypeError, ["actions", "float32", "torch.int64"]),
         (superposition(ACTIONS.to(torch.complex64)), TypeError, ["actions", "float32", "torch.complex64"]),
+        (superposition(ACTIONS.to_sparse()), TypeError, ["actions", "dense", "torch.sparse_coo"]),
+        (superposition(ACTIONS.to_mkldnn()), TypeError, ["actions", "dense", "torch._mkldnn"]),
+        (superposition(ACTIONS, ONES.to_sparse()), TypeError, ["lengths", "dense", "torch.sparse_coo"]),
+        (nondeterministic(replace=NESTED), TypeError, ["log_replace", "dense", "nested"]),
+        (lambda: nondeterministic_weights(PUSH, PUSH, POP, window=2**31), ValueError, ["window", "2147483647", "None"]),
+        (lambda: superposition_readings(ACTIONS, ACTIONS, depth=2**70), ValueError, ["depth", "2147483647", "None"]),
+        (windowed_state(2**63), ValueError, ["window", "2147483647"]),
         (superposition(ACTIONS[0]), ValueError, ["actions", "(B, T, 3)", "(4, 3)"]),
         (superposition(ACTIONS[..., :2]), ValueError, ["actions", "(B, T, 3)", "(2, 4, 2)"]),
         (nondeterministic(push=None), TypeError, ["log_push", "tensor", "NoneType"]),

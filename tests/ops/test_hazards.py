@@ -1,5 +1,7 @@
 """What callers may do to their tensors: views, threads, reused buffers, masks of any size."""
 
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import random_transitions, relative_error
-from stacks import FAST, STACKS, seeded
+from stacks import BACKENDS, FAST, STACKS, seeded
 from torch.utils.checkpoint import checkpoint
 
 from stackattn import NondeterministicState, SuperpositionState, nondeterministic_weights, ops, superposition_weights
@@ -133,9 +135,10 @@ def test_documents_overwritten_before_the_backward_pass(change):
     gradients = []
     for changed in (False, True):
         a, values = actions(2, 6).requires_grad_(), torch.randn(2, 6, 3, generator=seeded()).double()
-        starts, lengths = np.array([[1, 0, 0, 1, 0, 0]] * 2, dtype=bool), np.array([6, 4])
+        starts, lengths = np.array([[0, 0, 0, 1, 0, 0]] * 2, dtype=bool), np.array([6, 4])
         views = torch.from_numpy(starts), torch.from_numpy(lengths)
         y = ops.by_documents(ops.superposition_readings, views[0], a, values, lengths=views[1])
+        assert starts.sum() == 2  # the caller's array is not changed
         if changed:
             starts[:], lengths[:] = (True, [60, 0]) if change == "starts" else (starts, [60, 0])
         gradients.append(torch.autograd.grad(y.square().sum(), a)[0])
@@ -221,3 +224,46 @@ def test_operators_called_without_the_wrapper_check_too():
     push, replace, pop = random_transitions(1, 4, 2, 2, generator=seeded())
     with pytest.raises(ValueError, match="log_replace"):
         torch.ops.stackattn.nondeterministic_weights(push, replace[:, :3], pop, None, "cpp")
+
+
+FORKED = """
+import os, signal, torch
+from stackattn import nondeterministic_weights
+
+torch.set_num_threads(2)
+inputs = [torch.zeros(16, 20, 2, 2, 2, 2), torch.zeros(16, 20, 2, 2, 2, 2), torch.zeros(16, 20, 2, 2, 2)]
+expected = nondeterministic_weights(*inputs, backend="cpp")  # starts the threads of OpenMP
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(0 if torch.equal(nondeterministic_weights(*inputs, backend="cpp"), expected) else 1)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_process_does_not_wait_for_threads_of_its_parent():
+    found = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("limit", [None, 2])
+@pytest.mark.parametrize("B", [0, 2])
+def test_sequences_without_steps_can_be_differentiated(B, limit, backend):
+    steps, values = random_transitions(B, 0, 2, 2, generator=seeded()), torch.zeros(B, 1, 3, dtype=torch.float64)
+    lengths = torch.zeros(B, dtype=torch.int64)
+    options = {"backend": backend}
+    for function, inputs in (
+        (partial(ops.nondeterministic_readings, window=limit, **options), (*steps, values)),
+        (partial(ops.superposition_readings, depth=limit, **options), (actions(B, 0), values[:, 1:])),
+        (partial(superposition_weights, **options), (actions(B, 0),)),
+        (partial(ops.stratified_weights, backend="reference"), (actions(B, 0)[..., 0], actions(B, 0)[..., 1])),
+    ):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        y = function(*leaves, lengths)
+        assert y.shape[:2] == (B, 0)
+        grads = torch.autograd.grad(y.sum(), leaves)
+        assert not any(grad.any() for grad in grads)
+        if B:
+            with pytest.raises(ValueError, match="lengths: expected values from 0 to T = 0, got 1"):
+                function(*leaves, lengths + 1)

@@ -241,22 +241,26 @@ def test_extras_are_checked_before_anything_is_written(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
-def _prepare(files, folder, barrier, results):
+def _prepare(kind, files, folder, barrier, results):
     barrier.wait()
     try:
-        prepare_plain(files, folder)
+        if kind == "bitext":
+            prepare_bitext(files, folder, BitextOptions(pieces=20, threshold=1))
+        else:
+            prepare_plain({split: pair[0] for split, pair in files.items()}, folder)
         results.put("written")
     except OSError as error:
         results.put(str(error))
 
 
-def test_two_processes_prepare_the_same_folder(tmp_path):
+@pytest.mark.parametrize("kind", ["monolingual", "bitext"])
+def test_two_processes_prepare_the_same_folder(kind, tmp_path):
     """Exactly one succeeds, the other gets an error that names the folder, and the corpus is complete."""
-    files = {split: pair[0] for split, pair in write_pairs(tmp_path / "raw").items()}
+    files = write_pairs(tmp_path / "raw")
     context = multiprocessing.get_context("fork")
     for i in range(5):
         folder, barrier, results = tmp_path / f"corpus{i}", context.Barrier(2), context.Queue()
-        workers = [context.Process(target=_prepare, args=(files, folder, barrier, results)) for _ in range(2)]
+        workers = [context.Process(target=_prepare, args=(kind, files, folder, barrier, results)) for _ in range(2)]
         for worker in workers:
             worker.start()
         outcomes = sorted(results.get(timeout=60) for _ in workers)
@@ -264,8 +268,10 @@ def test_two_processes_prepare_the_same_folder(tmp_path):
             worker.join()
         assert outcomes.count("written") == 1, outcomes
         assert str(folder) in next(outcome for outcome in outcomes if outcome != "written")
-        corpus = MonolingualCorpus(folder)
-        assert len(corpus.encode_split("train", corpus.tokenizer())) == 30
-        assert len(corpus.read_split("validation")) == len(corpus.read_split("test")) == 6
+        corpus = (BitextCorpus if kind == "bitext" else MonolingualCorpus)(folder)
+        corpus.tokenizer()
+        for split, size in (("train", 30), ("validation", 6), ("test", 6)):
+            found = corpus.read_split(split)
+            assert [len(side) for side in found] == [size, size] if kind == "bitext" else len(found) == size
         assert {path.name for path in folder.iterdir()} == {*corpus.report["files"], "report.json"}
         assert [x.name for x in tmp_path.iterdir() if "partial" in x.name] == []

@@ -198,6 +198,22 @@ def test_a_changed_tensor_file_is_refused(folder):
         run_experiment(tiny(), folder, resume=True)
 
 
+def test_checkpoints_without_a_checksum(folder, complete):
+    """Earlier versions wrote none."""
+    change(folder / "last/state.json", "checksum", ...)
+    run_experiment(tiny(), folder, resume=True)
+    assert outcome(folder) == outcome(complete)
+
+
+@pytest.mark.parametrize("name", ["config.json", "last/state.json", "metrics.jsonl"])
+def test_a_folder_in_place_of_a_file(name, folder):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(RunError, match=re.escape(f"{folder / name}: cannot read: Is a directory")):
+        run_experiment(tiny(), folder, resume=True)
+    assert sweep.best_of([folder]) is None or name == "config.json"
+
+
 def test_a_missing_tensor_file(folder):
     (path,) = (folder / "last").glob("*.safetensors")
     path.unlink()

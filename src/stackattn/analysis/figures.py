@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..extras import import_extra
-from ..files import write_atomically
+from ..files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,13 +59,11 @@ def save_figure(figure: Figure, *paths: str | Path) -> list[Path]:
     for path in saved:
         format = path.suffix.removeprefix(".") or "png"
         metadata = {"Date": None} if format in ("svg", "pdf", "ps") else None
-
-        def write(partial: Path, format: str = format, metadata: Any = metadata) -> None:
-            with rc_context({"svg.hashsalt": "stackattn"}):
-                figure.savefig(partial, format=format, dpi=DPI, bbox_inches="tight", pad_inches=PAD, metadata=metadata)
-
+        content = io.BytesIO()  # for some formats, matplotlib hides the reason why a file cannot be written
+        with rc_context({"svg.hashsalt": "stackattn"}):
+            figure.savefig(content, format=format, dpi=DPI, bbox_inches="tight", pad_inches=PAD, metadata=metadata)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, write)
+        write_bytes(path, content.getvalue())
     return saved
 
 

@@ -11,8 +11,8 @@ from .training import run_action
 LEGEND = (
     "Cross-entropies are in nats per symbol. The lower bound is conditioned on the length, which the model must "
     "predict: a perfect model of N training lengths pays ln(N)/(length+1) for it. The column after the difference "
-    "subtracts this length term, for lengths seen in training. Validity is the mean probability of possible next symbols; "
-    "flawless is the share of strings whose most likely next symbol is always possible."
+    "subtracts this length term, for lengths seen in training. Validity is the mean probability of possible next "
+    "symbols; flawless is the share of strings whose most likely next symbol is always possible."
 )
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from .immediate import reads_values
 from .lengths import length_mask
 
+MAX_LIMIT = 2**31 - 1
+"""Maximum depth or window of a stack."""
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -43,8 +45,15 @@ def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, le
 def check_tensor(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    _check_dense(name, x)
     if x.dtype not in FLOATS:
         raise TypeError(f"{name}: expected one of float32, float64, bfloat16, float16, got {x.dtype}")
+
+
+def _check_dense(name: str, x: Tensor) -> None:
+    """Check that `x` is neither sparse nor nested, nor in the layout of another library."""
+    if x.layout != torch.strided or x.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got {'a nested tensor' if x.is_nested else x.layout}")
 
 
 def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
@@ -52,6 +61,7 @@ def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
         return
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths: expected a tensor of shape ({x.shape[0]},) or None, got {type(lengths).__name__}")
+    _check_dense("lengths", lengths)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise TypeError(f"lengths: expected an integer dtype, got {lengths.dtype}")
     if lengths.shape != x.shape[:1]:
@@ -70,6 +80,8 @@ def check_limit(name: str, limit: int | None) -> None:
     """Check the depth or window of a stack: None is no limit."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"{name}: expected a positive integer, or None for no limit, got {limit!r}")
+    if limit is not None and limit > MAX_LIMIT:
+        raise ValueError(f"{name}: expected at most {MAX_LIMIT}, or None for no limit, got {limit}")
 
 
 def check_values(values: Tensor, actions: Tensor, rows: int) -> None:

@@ -36,6 +36,23 @@ def _load_kernel() -> tuple[ModuleType | None, ImportError | None]:
 
 kernel, _KERNEL_ERROR = _load_kernel()
 
+_is_forked = False
+
+
+def _after_fork() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def kernel_threads() -> int:
+    """Number of threads of a kernel call: PyTorch's, but 1 in a forked process, where OpenMP would wait for ever."""
+    return 1 if _is_forked else torch.get_num_threads()
+
+
 _GPU_BACKEND = "STACKATTN_GPU_BACKEND"  # environment variable: what `auto` uses on a GPU, `torch` by default
 NAMES = ("auto", "reference", "torch", "cpp", "triton")
 

@@ -12,5 +12,5 @@ def chart_memory(default: int) -> int:
     text = os.environ.get(_VARIABLE, "")
     try:
         return int(1e6 * float(text)) if text else default * 10**6
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{_VARIABLE}: expected a number of MB, got {text!r}") from None

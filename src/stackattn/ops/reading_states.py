@@ -181,6 +181,7 @@ class NondeterministicReadingState(TensorState):
             raise ValueError(f"bottom: expected shape (B, m), got {tuple(bottom.shape)}")
         for name, count in (("num_states", num_states), ("num_symbols", num_symbols), ("window", window)):
             checks.check_count(name, count)
+        checks.check_limit("window", window)
         Q, S = num_states, num_symbols
         dtype = vectors.computing_dtype(bottom.dtype)
         steps = bottom.new_empty(len(bottom), 0, Q, S, Q * S + Q * S + Q, dtype=dtype)

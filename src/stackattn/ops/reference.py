@@ -23,7 +23,7 @@ def superposition_readings(actions: Tensor, values: Tensor, depth: int | None = 
     """
     (B, n, m), dtype = values.shape, values.dtype
     actions, values = actions.double(), values.double()
-    V = values[:, :0]  # (B, t, m): the stack matrix after step t, top first
+    V = actions[:, :0, :1] * values[:, :0]  # (B, t, m): the stack matrix after step t, top first
     readings = [V]
     for t in range(1, n + 1):
         padded = torch.cat([V, values.new_zeros(B, 2, m)], 1)
@@ -49,7 +49,7 @@ def stratified_weights(push: Tensor, pop: Tensor) -> Tensor:
     push, pop = push.double(), pop.double()
     nothing = push.new_zeros(B)
     strengths: list[Tensor] = []  # of all elements, the first one pushed first
-    rows = [push[:, None, :][:, :0]]
+    rows = [(push + pop)[:, None, :][:, :0]]
     for t in range(n):
         remaining, kept = pop[:, t], []
         for strength in reversed(strengths):

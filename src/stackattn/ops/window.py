@@ -24,9 +24,10 @@ from .transitions import split_transitions
 
 def windowed_readings(steps: Tensor, values: Tensor, lengths: Tensor | None, window: int, backend: str) -> Tensor:
     """Readings (B, T, Q, S, m) of joined transitions (B, T, Q, S, Q S + Q S + Q) and values (B, T + 1, m)."""
-    B, T, Q, S = steps.shape[:4]
+    T, Q, S = steps.shape[1:4]
     if T == 0:
-        return steps.new_zeros(B, 0, Q, S, values.shape[2])
+        checks.copy_lengths(lengths, T)
+        return steps[..., :1] * values[:, :0, None, None].to(steps.dtype)  # a product, so that it can be differentiated
     rows = rows_after(steps, values[:, 1:], first_row(values[:, 0], Q, S), lengths, window, backend)
     return readings_of(rows, Q, S).to(steps.dtype)
 

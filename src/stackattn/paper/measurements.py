@@ -26,12 +26,16 @@ def results_of_test(
         usable: returns whether stored results were measured in the way that the table needs.
     """
     run = TrainingRun(folder)
-    test = run.test()
-    if run.model_checksum() is None or (test is not None and usable(test)):
-        return test or {}
-    if not _succeeds(folder, lambda: measure(folder)):
-        return {}
-    return run.test() or {}
+    found: dict[str, Any] = {}
+
+    def read_or_measure() -> None:
+        test = run.test()
+        if run.model_checksum() is not None and (test is None or not usable(test)):
+            measure(folder)
+            test = run.test()
+        found.update(test or {})
+
+    return found if _succeeds(folder, read_or_measure) else {}
 
 
 def measured_once(folder: Path, file: str, measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

@@ -89,6 +89,8 @@ def read_object(path: Path) -> dict[str, Any]:
         raise RunError(
             f"{path}: expected a file of a run, found none; check that {path.parent} is the folder of a run"
         ) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     except ValueError as error:
         raise RunError(str(error)) from None
 
@@ -119,8 +121,14 @@ def complete_lines(path: Path) -> list[str]:
         return decode_text(path.read_bytes(), str(path)).split("\n")[:-1]
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise _unreadable(path, error) from None
     except ValueError as error:
         raise RunError(str(error)) from None
+
+
+def _unreadable(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path}: cannot read: {error.strerror}")
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..extras import import_extra
-from ..files import write_json, write_text
+from ..files import bytes_writer, json_text, write_together
 from ..models import Seq2SeqTransformer
 from ..models.generation import beam_search
 from ..models.saving import load
@@ -120,10 +120,15 @@ class Translator:
 
 
 def write_scores(name: Path, scores: dict[str, Any], translations: Sequence[str]) -> None:
-    """Write the scores to NAME.json and the translations to NAME.txt."""
+    """Write the translations to NAME.txt and the scores to NAME.json, which never belong to different evaluations."""
     name.parent.mkdir(parents=True, exist_ok=True)
-    write_text(name.with_name(f"{name.name}.txt"), "".join(f"{text}\n" for text in translations))
-    write_json(name.with_name(f"{name.name}.json"), scores)
+    text = "".join(f"{text}\n" for text in translations)
+    write_together(
+        {
+            name.with_name(f"{name.name}.txt"): bytes_writer(text.encode()),
+            name.with_name(f"{name.name}.json"): bytes_writer(json_text(scores).encode()),
+        }
+    )
 
 
 def _metrics() -> dict[str, Any]:

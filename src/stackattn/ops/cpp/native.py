@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
 from .. import checks
-from ..dispatch import kernel
+from ..dispatch import kernel, kernel_threads
 
 if TYPE_CHECKING:
     from ..extension import Extension
@@ -40,7 +40,7 @@ def _call(name: str, arguments: tuple[str, ...], lengths: Tensor | None, *values
     """
     capsules = [to_dlpack(x) if isinstance(x, Tensor) else x for x in values]
     capsules.append(None if lengths is None else to_dlpack(lengths.resolve_neg().contiguous()))
-    argument, sequence, step, in_range = getattr(kernel, name)(*capsules, torch.get_num_threads())
+    argument, sequence, step, in_range = getattr(kernel, name)(*capsules, kernel_threads())
     if argument:
         raise checks.bad_number(arguments[argument - 1], sequence, step, minus_infinity=arguments is _TRANSITIONS)
     return in_range

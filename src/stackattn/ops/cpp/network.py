@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
-from ..dispatch import kernel
+from ..dispatch import kernel, kernel_threads
 from .native import aligned, empty_states
 
 _UINT64 = (1 << 64) - 1
@@ -21,7 +21,7 @@ def _call(name: str, *values: Any) -> Any:
     DLPack ignores the pending negation of a view such as `torch._neg_view` makes. Results never have one.
     """
     capsules = [to_dlpack(x.resolve_neg()) if isinstance(x, Tensor) else x for x in values]
-    return getattr(kernel, name)(*capsules, torch.get_num_threads())
+    return getattr(kernel, name)(*capsules, kernel_threads())
 
 
 def attention(packed: Tensor, heads: int, lengths: Tensor | None, p: float, seed: int) -> tuple[Tensor, Tensor]:
