@@ -1,13 +1,16 @@
 """Help texts: every command, option and argument is described, with its default; and errors and Ctrl-C in one place."""
 
 import argparse
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from stackattn import cli
 from stackattn.cli import COMMANDS, main, make_parser
+from stackattn.cli.errors import run_command
 from stackattn.training import RunError
 
 
@@ -119,6 +122,42 @@ def test_other_broken_pipes_are_errors(capsys, monkeypatch):
     _replace(monkeypatch, "params", BrokenPipeError(32, "Broken pipe"))
     assert main(["params"]) == 2
     assert "Broken pipe" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_a_command_without_standard_output():
+    """`>&-` closes the stream before the start."""
+    program = """
+import argparse, sys
+from stackattn.cli.errors import run_command
+
+assert sys.stdout is None
+sys.exit(run_command(argparse.Namespace(command="config", execute=lambda args: print("line"))))
+"""
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_on_a_full_disk_is_named():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "stackattn", "config", "list"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    expected = "stackattn config list: standard output: no space left on device\n"
+    assert (result.returncode, result.stderr) == (2, expected)
+
+
+def test_a_tensor_larger_than_memory(capsys):
+    args = argparse.Namespace(command="cfl", action="train", execute=lambda args: torch.empty(10**15))
+    assert run_command(args) == 2
+    expected = "stackattn cfl train: not enough memory: PyTorch could not allocate 4000000000000000 bytes\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_other_runtime_errors_keep_their_traceback():
+    with pytest.raises(RuntimeError):
+        run_command(argparse.Namespace(command="cfl", execute=lambda args: torch.ones(2) @ torch.ones(3)))
 
 
 def _replace(monkeypatch, command, error):

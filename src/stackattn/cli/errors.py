@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -27,6 +29,7 @@ def run_command(args: argparse.Namespace) -> int:
         args: parsed arguments. `execute` is the command's function; `to_continue`, if present, says how to continue
             after Ctrl-C.
     """
+    _replace_closed_streams()
     try:
         code = args.execute(args) or 0
         sys.stdout.flush()
@@ -36,8 +39,12 @@ def run_command(args: argparse.Namespace) -> int:
         print(f"stopped; {hint}" if hint else "stopped", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _output_is_closed():
-            return OUTPUT_CLOSED
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC) and error.filename is None:
+            failure = _output_error()
+            if isinstance(failure, BrokenPipeError):
+                return OUTPUT_CLOSED
+            if failure is not None:
+                error = OSError(failure.errno, failure.strerror, "standard output")
         if not _is_input_error(error):
             raise
         action = getattr(args, "action", None)
@@ -46,26 +53,41 @@ def run_command(args: argparse.Namespace) -> int:
         return FAILED
 
 
-def _output_is_closed() -> bool:
-    """Whether nothing reads standard output any more, as opposed to a pipe to another process."""
+def _replace_closed_streams() -> None:
+    """Discard output to a stream that was closed before the start (`>&-`): Python sets it to None."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _output_error() -> OSError | None:
+    """Why standard output cannot be written; None if it can, and the error was about another pipe or file."""
     try:
         print(flush=True)  # fails even if nothing is buffered
-    except BrokenPipeError:
+    except OSError as error:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())  # otherwise the interpreter fails when it flushes the output at its end
         os.close(null)
-        return True
-    return False
+        return error
+    return None
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return f"not enough memory: {error}"
+    if (request := _memory_request(error)) is not None:
+        return f"not enough memory: {request}"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str | os.PathLike):
         return _missing_file(Path(error.filename))
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"  # without the number of the error
     return str(error)
+
+
+def _memory_request(error: Exception) -> str | None:
+    """What could not be allocated; None if the error is another one. PyTorch raises a RuntimeError on the CPU."""
+    if isinstance(error, MemoryError):
+        return str(error)
+    found = re.search(r"tried to allocate (\d+ bytes)", str(error)) if isinstance(error, RuntimeError) else None
+    return f"PyTorch could not allocate {found[1]}" if found else None
 
 
 def _missing_file(path: Path) -> str:
@@ -77,7 +99,7 @@ def _missing_file(path: Path) -> str:
 
 
 def _is_input_error(error: Exception) -> bool:
-    if isinstance(error, ValueError | OSError | ModuleNotFoundError | MemoryError):
+    if isinstance(error, ValueError | OSError | ModuleNotFoundError) or _memory_request(error) is not None:
         return True
     from ..training import RunError  # imports torch, which has been loaded if this is a RunError
 
