@@ -9,7 +9,7 @@ FILES = {"interpreter": ("test_interpreter.py", "test_window.py"), "compiler": (
 collect_ignore_glob = [file for name, files in FILES.items() if name != WANTED for file in files]
 
 # Small blocks, so that short sequences have several of them; Q = 3 does not divide a block.
-SMALL = {"E": 16, "BC": 16, "BK": 16, "num_warps": 4, "num_stages": 1}
+SMALL = {"E": 16, "BC": 16, "BK": 16}
 
 if WANTED == "interpreter":
     from stackattn.ops.triton_backend import availability, launches

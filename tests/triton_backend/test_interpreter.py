@@ -1,5 +1,6 @@
 """The kernels in Triton's interpreter, on the CPU: forward and gradients against `cpp`, `reference` and `torch`."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,26 @@ def test_wide_logits_leave_the_range_and_are_computed_exactly():
     assert_same(inputs, backends=("cpp",))
 
 
+def test_any_strides_and_dtypes_of_lengths():
+    """Transposed inputs, a gradient that is expanded, lengths of 32 bits, and inputs that need no gradient."""
+    push, replace, pop = (x.mT.contiguous().mT for x in transitions(2, 3, 2, 2))
+    lengths = torch.tensor([3, 2], dtype=torch.int32)
+    grads = []
+    for backend in ("triton", "cpp"):
+        inputs = [push.clone().requires_grad_(), replace.clone(), pop.clone()]
+        assert not inputs[0].is_contiguous()
+        weights = stackattn.nondeterministic_weights(*inputs, lengths, backend=backend)
+        weights[..., 0].sum().backward()
+        assert [x.grad is None for x in inputs] == [False, True, True]
+        grads.append(inputs[0].grad)
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-13)
+
+
+def test_empty_batches():
+    for inputs in (transitions(0, 3, 2, 2), [torch.rand(0, 3, 3, dtype=torch.float64)]):
+        assert all(len(x) == 0 for x in results(inputs, "triton", torch.zeros(0, dtype=torch.int64)))
+
+
 def test_superposition():
     generator = torch.Generator().manual_seed(0)
     actions = torch.randn(2, 7, 3, generator=generator, dtype=torch.float64).softmax(-1)
@@ -116,6 +137,51 @@ def test_batches_in_parts(monkeypatch):
     assert operators.nondeterministic(*inputs, None)[1].numel() == 0
     for x, y in zip(results(inputs, "triton"), expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-15)
+
+
+def test_kept_charts_are_used_whatever_the_limit_is_now(monkeypatch):
+    inputs = transitions(2, 3, 2, 1)
+    weights, kept = operators.nondeterministic(*inputs, None)
+    expected = operators.nondeterministic_backward(weights, *inputs, None, kept)
+    monkeypatch.setenv("STACKATTN_CHART_MEMORY", "0.0001")
+    assert operators._part_size(3, 2, 2, 1) == 1
+    assert all(map(torch.equal, operators.nondeterministic_backward(weights, *inputs, None, kept), expected))
+
+
+def test_grids_are_within_the_limits_of_cuda(monkeypatch):
+    """65,535 sequences, or here 2; the first axis of a grid may be larger."""
+    grids, original = [], charts.launch
+
+    def recorded(kernel, grid, *args, **options):
+        grids.append(grid)
+        original(kernel, grid, *args, **options)
+
+    monkeypatch.setattr(charts, "launch", recorded)
+    monkeypatch.setattr(operators, "MOST_SEQUENCES", 2)
+    assert_same(transitions(5, 2, 2, 1), torch.tensor([2, 0, 1, 2, 2]), backends=("cpp",))
+    assert {grid[-1] for grid in grids} == {1, 2}
+
+
+def test_launches_are_on_the_device_of_the_tensors(monkeypatch):
+    """Triton launches on the current device, which may be another one."""
+    current, launched, original = [], [], charts.launch
+
+    @contextmanager
+    def device_of(x):
+        current.append(x.device)
+        yield
+        current.pop()
+
+    def recorded(*args, **options):
+        launched.append(list(current))
+        original(*args, **options)
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(charts, "launch", recorded)
+    results(transitions(1, 2, 1, 1), "triton")
+    results([torch.rand(1, 2, 3, dtype=torch.float64)], "triton")
+    assert launched
+    assert all(devices == [torch.device("cpu")] for devices in launched)
 
 
 @pytest.mark.parametrize("superposition", [False, pytest.param(True, marks=pytest.mark.slow)])

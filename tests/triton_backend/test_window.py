@@ -153,6 +153,26 @@ def test_batches_in_parts(monkeypatch):
     assert_as_torch(*problem)
 
 
+def test_grids_are_within_the_limits_of_cuda(monkeypatch):
+    """A launch of the backward pass has `window` rows of each sequence."""
+    problem = rows_problem(B=3, T=3, width=2)
+    monkeypatch.setattr(window, "MOST_SEQUENCES", 4)
+    assert window._parts(problem[0][0], 2) == [slice(0, 2), slice(2, 4)]
+    grids, original = [], band.launch
+
+    def recorded(kernel, grid, *args, **options):
+        grids.append(grid)
+        original(kernel, grid, *args, **options)
+
+    monkeypatch.setattr(band, "launch", recorded)
+    assert_as_torch(*problem, width=2)
+    assert max(size for grid in grids for size in grid[1:]) == 4
+
+
+def test_empty_batches():
+    assert all(len(x) == 0 for x in results(inputs_of(0, 3, 2, 1), "triton", 2, torch.zeros(0, dtype=torch.int64)))
+
+
 def test_no_launch_reads_what_it_writes(monkeypatch):
     problem = rows_problem()
     expected = both_passes(window, *problem)

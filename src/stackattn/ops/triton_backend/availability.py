@@ -28,7 +28,10 @@ def status() -> str:
         return "PyTorch finds no GPU. On the CPU, use 'cpp'."
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed. A PyTorch for GPUs installs it; otherwise: `pip install 'stackattn[gpu]'`."
-    import triton  # pyright: ignore[reportMissingImports]
+    try:
+        import triton  # pyright: ignore[reportMissingImports]
+    except Exception as error:  # an installation for another platform or PyTorch can raise any error
+        return f"Triton cannot be imported ({type(error).__name__}: {error}). Reinstall PyTorch, or use 'torch'."
 
     found = tuple(int(x) for x in triton.__version__.split(".")[:2])
     if found < OLDEST:

@@ -25,7 +25,7 @@ from ..pytorch.steps import log_gradients
 from ..transitions import join_transitions
 from . import window_kernels as kernels
 from .charts import blocks, launch
-from .launches import DEFAULT_MEMORY, configuration, diagonal_configuration
+from .launches import DEFAULT_MEMORY, configuration, diagonal_configuration, selected
 
 
 def step_size(Q: int, S: int, window: int) -> int:
@@ -81,7 +81,7 @@ def _walk_back_band(weights: Steps, band: Tensor, given: Tensor) -> Steps:
         )  # fmt: skip
     results = Steps(*(torch.zeros_like(x) for x in weights))
     if window > 1:
-        sizes = {name: rows[name] for name in ("Q", "S", "E", "BK", "num_warps", "num_stages")}
+        sizes = selected(rows, "Q", "S", "E", "BK")
         launch(kernels.collect_diagonals, (n, B), [band, d_band], [*results[:2]], n, B, window, **sizes)
         pops = d_band[1, 0].reshape(S, Q, Q, B, n).permute(4, 3, 1, 0, 2)  # (n, B, Q, S, Q)
         results.pop.copy_(pops.reshape(n, B, Q * S, Q))
@@ -148,7 +148,7 @@ def walk_back(
             )  # fmt: skip
         given[first:low] = d_rows[first:low]
         given_P = band.new_zeros(1, *band.shape[1:])
-        sizes = {name: options[name] for name in ("Q", "S", "BK", "BC", "num_warps", "num_stages")}
+        sizes = selected(options, "Q", "S", "BK", "BC")
         if window > 1:
             launch(
                 kernels.rows_to_P,
@@ -178,4 +178,4 @@ def _contiguous(weights: Steps) -> Steps:
 def _factors(logs: Tensor, window: int) -> Tensor:
     """(x, B, window): the mass of each row over the masses of the rows after it."""
     later = torch.nn.functional.pad(logs[1:], (0, 0, 0, window)).unfold(0, window, 1)  # (x, B, window)
-    return (-later.cumsum(-1)).exp()
+    return (-later.cumsum(-1)).exp().contiguous()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..pytorch.chart import Steps
 from . import kernels
-from .launches import configuration
+from .launches import configuration, selected
 
 
 class Chart:
@@ -95,7 +95,7 @@ def walk_back(steps: Steps, chart: Chart, given: Tensor, superposition: bool = F
             )  # fmt: skip
     results = Steps(*(torch.empty_like(x) for x in steps))
     if n > 0 and B > 0:
-        sizes = {name: options[name] for name in ("Q", "S", "E", "BK", "num_warps", "num_stages")}
+        sizes = selected(options, "Q", "S", "E", "BK")
         launch(kernels.collect, (n, B), [chart.PD, chart.F, dPD, dF], [*results], n, B, **sizes, BQ=power_of_two(Q))
     return results
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..memory import chart_memory
 from ..pytorch import operators as plain
 from . import charts
-from .launches import DEFAULT_MEMORY
+from .launches import DEFAULT_MEMORY, MOST_SEQUENCES, on_device_of_tensors
 
 
 def kept_size(T: int, B: int, Q: int, S: int) -> int:
@@ -24,7 +24,7 @@ def kept_size(T: int, B: int, Q: int, S: int) -> int:
 def _part_size(T: int, B: int, Q: int, S: int) -> int:
     """Sequences whose charts are in memory at once."""
     most = chart_memory(DEFAULT_MEMORY) // (8 * charts.Chart.size(T, 1, Q, S))
-    return min(B, max(1, most)) if B else 0
+    return min(B, max(1, most), MOST_SEQUENCES)
 
 
 def _parts(x: Tensor, Q: int, S: int) -> list[slice]:
@@ -37,6 +37,7 @@ def slices(B: int, size: int) -> list[slice]:
     return [slice(b, b + size) for b in range(0, B, size)] if 0 < size < B else [slice(None)]
 
 
+@on_device_of_tensors
 def nondeterministic(
     log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -51,27 +52,31 @@ def nondeterministic(
     return torch.cat([weights for weights, _ in found]), found[0][1][:0].clone()
 
 
+@on_device_of_tensors
 def nondeterministic_backward(
     grad: Tensor, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None, memory: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients with respect to the log weights in float64."""
     inputs = grad, log_push, log_replace, log_pop
+    parts = [slice(None)] if memory.numel() else _parts(log_push, *log_push.shape[2:4])
     found = [
         plain.nondeterministic_backward(
             *(x[part] for x in inputs), lengths=of_part(lengths, part), memory=memory, charts=charts
         )
-        for part in _parts(log_push, *log_push.shape[2:4])
+        for part in parts
     ]
     push, replace, pop = (torch.cat([grads[i] for grads in found]) for i in range(3))
     return push, replace, pop
 
 
+@on_device_of_tensors
 def superposition(actions: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.cat(
         [plain.superposition(actions[part], of_part(lengths, part), charts=charts) for part in _parts(actions, 1, 1)]
     )
 
 
+@on_device_of_tensors
 def superposition_backward(grad: Tensor, actions: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.cat(
         [

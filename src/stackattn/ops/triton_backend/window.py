@@ -13,18 +13,21 @@ from ..memory import chart_memory
 from ..pytorch import window as plain
 from ..pytorch.band import shortest_segment
 from . import band
-from .launches import DEFAULT_MEMORY
+from .launches import DEFAULT_MEMORY, MOST_SEQUENCES, on_device_of_tensors
 from .operators import of_part, slices
 
 
 def _parts(steps: Tensor, window: int) -> list[slice]:
-    """Parts of the batch for which the band of a short segment fits into memory."""
+    """Parts of the batch for which the band of a short segment fits into memory, and the sequences into a grid."""
     B, T, Q, S = steps.shape[:4]
     window = min(window, T)
     charts_of_one = band.step_size(Q, S, window) * min(T, shortest_segment(window) + window)
-    return slices(B, min(B, max(1, chart_memory(DEFAULT_MEMORY) // max(1, charts_of_one))))
+    affordable = chart_memory(DEFAULT_MEMORY) // max(1, charts_of_one)
+    most = MOST_SEQUENCES // max(1, window)  # a launch of the backward pass has `window` rows of each sequence
+    return slices(B, min(B, max(1, min(affordable, most))))
 
 
+@on_device_of_tensors
 def forward(steps: Tensor, values: Tensor, history: Tensor, lengths: Tensor | None, window: int) -> Tensor:
     """Rows (B, T, Q S (m + 2) + 1)."""
     return torch.cat(
@@ -35,6 +38,7 @@ def forward(steps: Tensor, values: Tensor, history: Tensor, lengths: Tensor | No
     )
 
 
+@on_device_of_tensors
 def backward(
     grad: Tensor, steps: Tensor, values: Tensor, history: Tensor, rows: Tensor, lengths: Tensor | None, window: int
 ) -> tuple[Tensor, ...]:

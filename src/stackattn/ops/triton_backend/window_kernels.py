@@ -135,18 +135,16 @@ def walk_back_row(
     point 0 of the segment, and row `low` is the first one that the segment has computed. Entries that no run reaches
     have no effect on the gradient of any weight; theirs are zero, because they may be too large for float64.
     """
-    y, b, m, e = _place(Q, S)
-    n, B, width, x = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(width, tl.int64), tl.cast(x, tl.int64)
+    y, _, m, e = _place(Q, S)
+    row, b = tl.program_id(2) // B, (tl.program_id(2) % B).to(tl.int64)  # dividing in 64 bits needs more registers
+    n, B, width, x = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(width, tl.int64), tl.cast(x, tl.int64) + row
     window, origin = tl.cast(window, tl.int64), tl.cast(origin, tl.int64)
     low, high = tl.cast(low, tl.int64), tl.cast(high, tl.int64)
-    x += b // B
-    b = b % B
     tau = x - origin
     f = tl.arange(0, E).to(tl.int64)
     c = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
     columns = (c < width)[None, :]
-    here = _in_rows(x, b, e, c[None, :], B, width, Q, S)
-    acc = tl.load(given + here, mask=(m < Q)[:, None] & columns, other=0.0)
+    acc = tl.zeros((16, BC), dtype=tl.float64)
     factor = factors + (x * B + b) * window
     if (x + 1 >= low) & (x + 1 < high):
         known = f < Q * S
@@ -183,6 +181,8 @@ def walk_back_row(
         )  # fmt: skip
         acc = _dot(P, later * tl.load(factor + span - 1, mask=real, other=0.0)[:, None], acc)
     alpha = tl.load(rows + _in_rows(x, b, e, width - 1, B, width, Q, S), mask=(m < Q)[:, None], other=0.0)
+    here = _in_rows(x, b, e, c[None, :], B, width, Q, S)
+    acc += tl.load(given + here, mask=(m < Q)[:, None] & columns, other=0.0)
     acc = tl.where(alpha != 0, acc, 0.0)
     tl.store(d_rows + here, acc, mask=(m < Q)[:, None] & columns)
 
