@@ -42,6 +42,7 @@ STACKS = {
     "superposition": {"stack_layers": "1.superposition-4x2.1"},
     "nondeterministic": {"stack_layers": "1.nondeterministic-2-2-3.1"},
     "both": {"stack_layers": "superposition-4.1.nondeterministic-2-2-3"},
+    "limited": {"stack_layers": "superposition-4d3.1.nondeterministic-2-2-3w3"},
     "only stacks": {"stack_layers": ONLY_STACKS},
     "inserted": {"inserted_stacks": "1.superposition-4.nondeterministic-2-2-3.2"},
     "replaced and inserted": {"stack_layers": "2.superposition-4", "inserted_stacks": "3.superposition-4"},

@@ -197,6 +197,21 @@ def test_cache_is_repeated_selected_and_reset(architecture):
 
 
 @torch.no_grad()
+def test_limited_stacks_have_caches_of_constant_size(architecture):
+    model, cache, sizes = small.make(architecture, "limited"), None, []
+    for token in small.prompts(2, 20).split(1, dim=1):
+        cache = model(token, past_key_values=cache, use_cache=True).past_key_values
+        numbers = []
+        for layer in (cache.layers[0], cache.layers[2]):
+            layer.state.map(lambda x, numbers=numbers: numbers.append(x.numel()) or x)
+        sizes.append(numbers)
+    assert sizes[0] < sizes[5] == sizes[19]
+    other = small.make(architecture, stack_layers="superposition-4d3.1.nondeterministic-2-2-3w4")
+    with pytest.raises(ValueError, match="state: expected a state with window 4 like the layer, got window 3"):
+        other(small.prompts(2, 1), past_key_values=cache)
+
+
+@torch.no_grad()
 def test_unsupported_masks_and_caches(architecture):
     model, tokens = small.make(architecture), small.prompts(2, 4)
     window = torch.ones(4, 4, dtype=torch.bool).tril().triu(-1).expand(2, 1, 4, 4)

@@ -129,6 +129,30 @@ def test_long_sequences_in_low_precision():
     assert stratified_weights(*(x.bfloat16() for x in inputs)).dtype == torch.bfloat16
 
 
+def test_ten_thousand_steps_for_any_number_of_threads(threads):
+    """Finite, and the same bits; in chunks, because all weights at once take O(T^2) memory."""
+    push, pop = (x.float().requires_grad_() for x in arguments(1, 10_000))
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        state = StratifiedState.empty(1)
+        for steps in torch.arange(10_000).split(500):
+            state = state.detach()
+            rows, state = state.extend(push[:, steps], pop[:, steps])
+        results.append([rows, *torch.autograd.grad(rows.square().sum(), (push, pop))])
+    assert all(x.isfinite().all() and (x != 0).any() for x in results[0])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_bfloat16_strengths():
+    inputs = [x.bfloat16() for x in arguments(2, 9)]
+    found = with_gradients(weights("auto"), inputs)
+    assert all(x.dtype == torch.bfloat16 for x in found)
+    expected = with_gradients(weights("reference"), [x.double() for x in inputs])
+    assert_close([x.double() for x in found], expected, 2e-2)
+
+
 def test_readings_are_weights_times_values():
     push, pop = arguments(2, 6)
     values, lengths = torch.randn(2, 6, 3, dtype=torch.float64), torch.tensor([6, 2])

@@ -46,6 +46,12 @@ def test_long_chunks_with_the_kernel():
         assert_close(with_gradients(in_chunks(11, "cpp", sizes), inputs), expected, 1e-10)
 
 
+def test_ten_thousand_steps_in_chunks():
+    inputs = arguments(1, 10_000, 1, 2, 2)
+    expected = with_gradients(read(6, "cpp"), inputs)
+    assert_close(with_gradients(in_chunks(6, "cpp", [1, 6999, 3000], states=(1, 2)), inputs), expected, 1e-10)
+
+
 @fast
 @pytest.mark.parametrize("window", [3, 30])
 def test_chunks_with_lengths(window, backend):
