@@ -4,16 +4,17 @@ import math
 
 import pytest
 import torch
-from fake_gpu import Waits, fake_gpu, gpu_of_zeros
+from fake_gpu import Waits, fake_autocast, fake_gpu, gpu_of_zeros
 from subjects import LAYERS, MODELS, NAMES, TOKENS, D
 
 from stackattn.models import LSTMLM, Seq2SeqTransformer, generation
 from stackattn.models.generation import beam_search, greedy, sample
-from stackattn.ops import checks, extension, immediate, readings, states
-from stackattn.ops.pytorch import columns, operators
+from stackattn.ops import checks, extension, immediate, readings, states, stratified
+from stackattn.ops.pytorch import columns, operators, window
 from stackattn.training.processes import autocast
 
 B, T = 3, 5
+CHARTS = [(operators, "nondeterministic"), (operators, "superposition"), (window, "forward"), (stratified, "_weights")]
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +151,34 @@ def test_generation_with_all_options(name):
         beam_search(model, prompts, state, beam_size=2, **options)
         # for each step of both: whether a log-probability is nan, the tokens, and their log-probabilities
         assert len(reads) == 2 * 3 * 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_on_cuda(monkeypatch, name):
+    """Results are in bfloat16, or in float32 after a residual connection; charts are in float64."""
+    charts = []
+
+    def recorded(module, function):
+        original = getattr(module, function)
+
+        def call(*args, **options):
+            result = original(*args, **options)
+            charts.append((result[0] if isinstance(result, tuple) else result).dtype)
+            return result
+
+        monkeypatch.setattr(module, function, call)
+
+    for module, function in CHARTS:
+        recorded(module, function)
+    with fake_autocast() as gpu:
+        module, x = on(gpu, name), inputs(gpu, name)
+        y = full(module, x, torch.full((B,), 3, device=gpu))
+        if y.requires_grad:  # only if PyTorch was built with CUDA
+            y.float().sum().backward()
+            assert all(p.grad.dtype == torch.float32 for p in module.parameters())
+    assert y.dtype == (torch.float32 if name.startswith("layer") else torch.bfloat16)
+    assert set(charts) <= {torch.float64}
+    assert charts or not name.startswith(("nondeterministic", "stratified", "Tf+Nd", "Tf+Strat"))
 
 
 @pytest.mark.usefixtures("without_onednn")

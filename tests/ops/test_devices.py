@@ -8,32 +8,52 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import stackattn
 from stackattn.ops import checks, dispatch, extension, immediate_checks, states
-from stackattn.ops.pytorch import columns, operators, vectors, window
+from stackattn.ops.pytorch import columns, operators, window
 from stackattn.ops.transitions import join_transitions
 
 B, T, Q, S = 2, 5, 2, 3
 STACK = Nondeterministic(Q, S)
 
 
-def transitions(device, requires_grad=False):
+def transitions(device):
     shapes = (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
-    return [torch.randn(shape, device=device, requires_grad=requires_grad) for shape in shapes]
+    return [torch.randn(shape, device=device) for shape in shapes]
+
+
+def actions(device):
+    return [torch.rand(B, T, 3, device=device)]
+
+
+def strengths(device):
+    return [torch.rand(B, T, device=device), torch.rand(B, T, device=device)]
+
+
+# operator, its inputs without values, number of values if it has any, and options
+OPERATORS = {
+    "superposition": (stackattn.superposition_weights, actions, None, {}),
+    "superposition, readings": (stackattn.superposition_readings, actions, T, {}),
+    "superposition, depth": (stackattn.superposition_weights, actions, None, {"depth": 2}),
+    "superposition, depth, readings": (stackattn.superposition_readings, actions, T, {"depth": 2}),
+    "nondeterministic": (stackattn.nondeterministic_weights, transitions, None, {}),
+    "nondeterministic, readings": (stackattn.nondeterministic_readings, transitions, T + 1, {}),
+    "nondeterministic, window": (stackattn.nondeterministic_weights, transitions, None, {"window": 2}),
+    "nondeterministic, window, readings": (stackattn.nondeterministic_readings, transitions, T + 1, {"window": 2}),
+    "stratified": (stackattn.stratified_weights, strengths, None, {}),
+    "stratified, readings": (stackattn.stratified_readings, strengths, T, {}),
+}
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_operators_do_not_wait(padded):
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_do_not_wait(name, padded):
+    operator, make, values, options = OPERATORS[name]
     with fake_gpu() as gpu:
-        lengths = checks.copy_lengths(torch.full((B,), 3, device=gpu) if padded else None, T)
-        inputs = transitions(gpu)
-        checks.check_numbers("log_push", inputs[0], lengths, minus_infinity=True)
-        weights, memory = operators.nondeterministic(*inputs, lengths)
-        grads = operators.nondeterministic_backward(torch.randn_like(weights), *inputs, lengths, memory)
-        actions = torch.rand(B, T, 3, device=gpu)
-        rows = operators.superposition(actions, lengths)
-        grad = operators.superposition_backward(torch.randn_like(rows), actions, lengths)
-        assert {x.device for x in (weights, *grads, rows, grad)} == {gpu}
-        assert weights.shape == (B, T, T + 1, Q, S)
-        assert rows.shape == (B, T, T)
+        inputs = [*make(gpu), *([torch.randn(B, values, 4, device=gpu)] if values else [])]
+        inputs = [x.requires_grad_() for x in inputs]
+        result = operator(*inputs, torch.full((B,), 3, device=gpu) if padded else None, **options)
+        grads = torch.autograd.grad(result, inputs, torch.randn_like(result))
+        assert {x.device for x in (result, *grads)} == {gpu}
+        assert result.shape[:2] == (B, T)
 
 
 def test_immediate_checks_wait():
@@ -194,20 +214,6 @@ def test_a_state_beyond_the_range_is_nan_and_can_be_repeated_exactly(request):
     torch.testing.assert_close(row, expected[:, 2:3, :4], rtol=1e-12, atol=0)
     row, _ = state.extend_joined(join_transitions(*(x[:, 3:] for x in inputs)))
     torch.testing.assert_close(row, expected[:, 3:], rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_windows_and_limited_depth_do_not_wait(padded):
-    with fake_gpu() as gpu:
-        lengths = torch.full((B,), 3, device=gpu) if padded else None
-        steps, values = join_transitions(*transitions(gpu)), torch.randn(B, T, 4, device=gpu)
-        history = torch.randn(B, 1, Q * S * 6 + 1, device=gpu, dtype=torch.float64)
-        rows = window.forward(steps, values, history, lengths, 2)
-        grads = window.backward(torch.randn_like(rows), steps, values, history, rows, lengths, 2)
-        stack = torch.zeros(B, 0, 4, device=gpu)
-        found = vectors.forward(torch.rand(B, T, 3, device=gpu), values, stack, lengths, 2, False)
-        back = vectors.backward(found, torch.rand(B, T, 3, device=gpu), values, stack, lengths, 2)
-        assert {x.device for x in (rows, *grads, found, *back)} == {gpu}
 
 
 def test_windowed_rows_beyond_the_range_are_nan(request):
