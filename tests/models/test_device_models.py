@@ -1,6 +1,7 @@
 """Layers, models, generation and training steps on a GPU: nothing waits for the device and no tensor is elsewhere."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -153,6 +154,7 @@ def test_generation_with_all_options(name):
         assert len(reads) == 2 * 3 * 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="replaces a device guard in PyTorch's shared library for Linux")
 @pytest.mark.parametrize("name", NAMES)
 def test_autocast_on_cuda(monkeypatch, name):
     """Results are in bfloat16, or in float32 after a residual connection; charts are in float64."""
