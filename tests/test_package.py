@@ -37,6 +37,21 @@ def test_public_names():
     assert (Path(stackattn.__file__).parent / "py.typed").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton is imported")
+def test_triton_is_not_imported_on_a_cpu(tmp_path):
+    """Even if it is installed: here, a package that says when it is imported."""
+    (tmp_path / "triton.py").write_text("print('imported')")
+    program = """
+import torch, stackattn
+stackattn.backends()
+stackattn.superposition_weights(torch.rand(2, 5, 3).softmax(-1))
+steps = [torch.zeros(2, 5, 1, 2, 1, 2), torch.zeros(2, 5, 1, 2, 1, 2), torch.zeros(2, 5, 1, 2, 1)]
+stackattn.nondeterministic_weights(*steps)
+print("done")
+"""
+    assert run_python(program, PYTHONPATH=str(tmp_path)).stdout == "done\n"
+
+
 def test_importing_has_no_side_effects():
     program = """
 import json, os, random, time
