@@ -33,7 +33,7 @@ def test_there_are_tables():
 
 
 def test_there_are_runs():
-    assert len(RUNS) == 45
+    assert len(RUNS) == 62
 
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: "-".join(folder.parts[-4:]))
