@@ -179,7 +179,7 @@ def test_a_language_model_run_is_bound_to_its_corpus(folder, tmp_path):
     moved = folder.rename(tmp_path / "moved")
     own = evaluate_run(tmp_path / "run", data=moved)
     assert own["corpus"] == made.data.fingerprint
-    with pytest.raises(ValueError, match=r"data/report\.json: no such file"):
+    with pytest.raises(ValueError, match=r"data: no such folder"):
         evaluate_run(tmp_path / "run")
     others = {"train": SENTENCES, "validation": SENTENCES[:4], "test": SENTENCES[:2]}
     report = write_monolingual(folder, others, count_vocabulary(SENTENCES, 1, "<unk>"), {})
@@ -196,7 +196,7 @@ def test_a_language_model_run_is_bound_to_its_corpus(folder, tmp_path):
 
 
 def test_invalid_data_and_options(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"data: .*nowhere/report\.json: no such file; expected a monolingual corpus"):
+    with pytest.raises(ConfigError, match=r"data: .*nowhere: no such folder; expected a monolingual corpus"):
         run_experiment(config(tmp_path / "nowhere"), tmp_path / "run")
     with pytest.raises(ConfigError, match="model: d_model"):
         run_experiment(replace(config(folder), model=replace(config(folder).model, heads=3)), tmp_path / "run")
