@@ -251,7 +251,10 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
         ),
         (["prepare", "PART", "PART", "PART", "OUT", "--unknown", "a b"], "--unknown: expected a token"),
         (["prepare", "PART", "PART", "PART", "OUT", "--pieces", "PART"], "not a SentencePiece model"),
-        (["train", "--out", "OUT", "--set", "data.folder=NOWHERE"], "nowhere: no such folder; expected a monolingual corpus"),
+        (
+            ["train", "--out", "OUT", "--set", "data.folder=NOWHERE"],
+            "nowhere: no such folder; expected a monolingual corpus",
+        ),
         (["evaluate", "NOWHERE"], "is the folder of a run"),
         (["generate", "--model", "NOWHERE"], "a saved model is a folder"),
         (["score", "PART", "--model", "NOWHERE"], "a saved model is a folder"),
