@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def kernel_threads() -> int:
-    """Number of threads of a kernel call: PyTorch's, but 1 in a forked process, where OpenMP would wait for ever."""
+    """Number of threads of a kernel call: PyTorch's, but 1 in a forked process, where OpenMP would hang."""
     return 1 if _is_forked else torch.get_num_threads()
 
 

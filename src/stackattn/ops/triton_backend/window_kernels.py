@@ -136,7 +136,7 @@ def walk_back_row(
     have no effect on the gradient of any weight; theirs are zero, because they may be too large for float64.
     """
     y, _, m, e = _place(Q, S)
-    row, b = tl.program_id(2) // B, (tl.program_id(2) % B).to(tl.int64)  # dividing in 64 bits needs more registers
+    row, b = tl.program_id(2) // B, (tl.program_id(2) % B).to(tl.int64)
     n, B, width, x = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(width, tl.int64), tl.cast(x, tl.int64) + row
     window, origin = tl.cast(window, tl.int64), tl.cast(origin, tl.int64)
     low, high = tl.cast(low, tl.int64), tl.cast(high, tl.int64)
