@@ -271,7 +271,7 @@ def test_the_layer_uses_the_kernel_only_where_it_can(monkeypatch):
         (
             ValueError,
             lambda: causal_attention(inputs(), 2, dropout=1.0),
-            "dropout: expected a number from 0 to below 1",
+            "dropout: expected a number from 0 to less than 1",
         ),
         (ValueError, lambda: causal_attention(inputs(), 2, torch.tensor([8, 1])), "lengths: expected values from 0 to"),
         (ValueError, lambda: causal_attention(inputs(), 2, backend="gpu"), "backend: expected one of"),

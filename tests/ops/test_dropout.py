@@ -140,7 +140,7 @@ def test_bad_numbers_are_kept():
 @pytest.mark.parametrize(
     ("p", "options", "message"),
     [
-        (1.0, {}, "p: expected a number from 0 to below 1, got 1.0"),
+        (1.0, {}, "p: expected a number from 0 to less than 1, got 1.0"),
         (-0.1, {}, "p: expected a number from 0"),
         (0.1, {"residual": torch.ones(3), "relu": True}, "residual: expected None together with relu=True"),
     ],

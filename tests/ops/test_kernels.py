@@ -41,7 +41,17 @@ def test_every_variant(variant):
     assert run.stdout == f"kernel_{variant}\n"
     files = [
         str(HERE / f"test_{name}.py")
-        for name in ("weights", "range", "lengths", "states", "readings", "attention", "dropout", "lstm_kernel")
+        for name in (
+            "weights",
+            "range",
+            "lengths",
+            "states",
+            "readings",
+            "attention",
+            "dropout",
+            "cross_entropy",
+            "lstm_kernel",
+        )
     ]
     arguments = ["-m", "pytest", "-x", "-m", "not slow", "-k", "cpp or kernel", "-p", "no:cacheprovider", *files]
     run = python(*arguments, STACKATTN_KERNEL=variant)

@@ -250,6 +250,6 @@ def test_first_use_compares_with_torch(monkeypatch):
 def test_errors():
     with pytest.raises(ValueError, match="up to 16 states and 32 pairs"):
         stackattn.nondeterministic_weights(*transitions(1, 2, 6, 6), backend="triton")
-    with pytest.raises(ValueError, match="no limited depths, states"):
+    with pytest.raises(ValueError, match="does not support limited depths, states"):
         stackattn.SuperpositionState.empty(1, backend="triton")
     assert stackattn.backends()["triton"] == "available"

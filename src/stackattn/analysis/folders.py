@@ -22,7 +22,15 @@ from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.pieces import PieceTokenizer
 from ..text.vocabulary import Vocabulary
 from ..training.cfl import evaluate_by_length
-from ..training.experiment import DIFFERENCE, PERPLEXITY, Metric, config_class, config_of, model_folder
+from ..training.experiment import (
+    DIFFERENCE,
+    PERPLEXITY,
+    Metric,
+    config_class,
+    config_of,
+    model_folder,
+    training_command,
+)
 from ..training.run import RunError, TrainingRun
 from ..training.run_files import CONFIG, METRICS, TEST
 from ..training.translator import Translator
@@ -61,7 +69,7 @@ class RunFolder(ABC):
         values = run.config()
         if "format_version" in values:
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
-        command = _command(values)
+        command = training_command(values)
         cls = RUN_FOLDERS[command]
         config = config_of(config_class(command), folder, values)
         metrics = run.metrics()
@@ -306,13 +314,6 @@ def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
         if known is None or known.score is None or run.score < known.score:
             best[cell] = run
     return list(best.values())
-
-
-def _command(values: dict[str, Any]) -> str:
-    """The command that trained a run with this configuration."""
-    if "language" in values:
-        return "cfl"
-    return "mt" if "label_smoothing" in values.get("data", {}) else "lm"
 
 
 def _filled(tokens: list[int]) -> list[int]:

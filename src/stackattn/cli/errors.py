@@ -6,7 +6,6 @@ import argparse
 import difflib
 import errno
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -86,8 +85,12 @@ def _memory_request(error: Exception) -> str | None:
     """What could not be allocated; None if the error is another one. PyTorch raises a RuntimeError on the CPU."""
     if isinstance(error, MemoryError):
         return str(error)
-    found = re.search(r"tried to allocate (\d+ bytes)", str(error)) if isinstance(error, RuntimeError) else None
-    return f"PyTorch could not allocate {found[1]}" if found else None
+    if not isinstance(error, RuntimeError):
+        return None
+    from ..ops.memory import memory_request  # imports torch, which has been loaded if this is its error
+
+    request = memory_request(error)
+    return f"PyTorch could not allocate {request}" if request else None
 
 
 def _missing_file(path: Path) -> str:

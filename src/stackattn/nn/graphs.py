@@ -42,5 +42,5 @@ def capture(module: Module, *inputs: Tensor) -> Module:
     if not inputs:
         raise ValueError("inputs: expected the tensors that the module is called with, got none")
     if reads_values(next(iter(devices))):
-        raise ValueError("capture: expected to be called outside of immediate_checks(), which waits for the GPU")
+        raise ValueError("capture: cannot be called inside immediate_checks(), which waits for the GPU")
     return torch.cuda.make_graphed_callables(module, inputs)  # pyright: ignore[reportReturnType]

@@ -7,6 +7,7 @@
 - vectors.py: the superposition stack as its vectors
 - window.py: the nondeterministic stack with a window
 - attention.py: causal softmax attention with dropout; dropout.py: dropout; lstm.py: LSTMs with a stack
+- cross_entropy.py: cross-entropy of many classes
 - keep_mask.py: the random numbers of dropout
 - states.py: both stacks step by step; extension.py: the operator behind them, with its gradient
 - tensor_state.py: base class of states that are one tensor

@@ -31,7 +31,7 @@ def causal_attention(
         heads: number of heads.
         lengths: (B,), optional
             Steps of each sequence. Later steps are not read; their rows and gradients are zero.
-        dropout: probability of dropping an attention weight, from 0 to below 1.
+        dropout: probability of dropping an attention weight, from 0 to less than 1.
         backend: `"auto"`, `"cpp"`, `"torch"` or `"reference"`.
             `"cpp"` needs float32 on the CPU, `"torch"` is PyTorch's attention, `"reference"` is the formula, with the
             dropout mask of `"cpp"`. `"auto"` uses `"cpp"` where it can run, otherwise `"torch"`.
@@ -73,7 +73,7 @@ def _check_arguments(packed: Tensor, heads: int, lengths: Tensor | None, dropout
     if packed.dim() != 3 or heads < 1 or packed.shape[2] == 0 or packed.shape[2] % (3 * heads):
         raise ValueError(f"packed: expected shape (B, T, 3 * {heads} * size), got {tuple(packed.shape)}")
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: expected a number from 0 to below 1, got {dropout!r}")
+        raise ValueError(f"dropout: expected a number from 0 to less than 1, got {dropout!r}")
     checks.check_lengths(lengths, packed)
 
 

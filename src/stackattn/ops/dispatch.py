@@ -7,11 +7,11 @@ import importlib
 import os
 import shutil
 import sys
-import warnings
 from types import ModuleType
 
 import torch
 
+from .caller import warn_caller
 from .triton_backend import availability
 
 INTERFACE = 8
@@ -129,7 +129,7 @@ def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1,
     if backend == "triton":
         if Q is None:
             raise ValueError(
-                "backend 'triton' has no limited depths, states and softmax attention; use 'torch' or 'auto'"
+                "backend 'triton' does not support limited depths, states or softmax attention; use 'torch' or 'auto'"
             )
         availability.require(device)
         return "triton" if availability.works(device, Q, S, windowed) else "torch"
@@ -152,4 +152,4 @@ def choose_for_state(backend: str, device: torch.device) -> str:
 
 @functools.cache
 def _warn_once() -> None:
-    warnings.warn(f"stackattn uses its slower `torch` backend: {_kernel_status()}", RuntimeWarning, stacklevel=4)
+    warn_caller(f"stackattn uses its slower `torch` backend: {_kernel_status()}")

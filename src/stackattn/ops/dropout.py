@@ -27,7 +27,7 @@ def dropout(x: Tensor, p: float, *, residual: Tensor | None = None, relu: bool =
 
     Args:
         x: any shape.
-        p: probability of a zero, from 0 to below 1; the other numbers are multiplied by 1 / (1 - p).
+        p: probability of a zero, from 0 to less than 1; the other numbers are multiplied by 1 / (1 - p).
         residual: the shape of `x`, optional. Returns `residual + dropout(x)`.
         relu: return `dropout(relu(x))`; not together with `residual`.
 
@@ -43,7 +43,7 @@ def dropout(x: Tensor, p: float, *, residual: Tensor | None = None, relu: bool =
         z = dropout(torch.randn(2, 3), 0.1, residual=y)
     """
     if not 0 <= p < 1:
-        raise ValueError(f"p: expected a number from 0 to below 1, got {p!r}")
+        raise ValueError(f"p: expected a number from 0 to less than 1, got {p!r}")
     if relu and residual is not None:
         raise ValueError("residual: expected None together with relu=True")
     if p and is_plain(x) and (residual is None or (is_plain(residual) and residual.shape == x.shape)):

@@ -9,12 +9,14 @@ from . import checks, reference
 from .cpp import native
 from .dispatch import choose, module_of
 from .lengths import without_padding
+from .memory import names_argument
 from .pytorch.steps import neutral
 from .registration import operator_with_backward
 from .transitions import join_transitions
 from .window import windowed_weights
 
 
+@names_argument("log_push")
 def nondeterministic_weights(
     log_push: Tensor,
     log_replace: Tensor,
@@ -110,6 +112,7 @@ def _(log_push, log_replace, log_pop, lengths, backend):
 
 
 @_op_backward.implementation
+@names_argument("log_push", 1)
 def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
     if grad.shape != (*log_push.shape[:2], log_push.shape[1] + 1, *log_push.shape[2:4]):

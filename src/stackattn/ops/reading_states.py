@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from . import checks, vectors
 from .dispatch import choose_for_state
 from .documents import extend_by_documents
+from .memory import names_argument
 from .tensor_state import TensorState
 from .transitions import join_transitions
 from .window import extend_rows, first_row, readings_of
@@ -77,6 +78,7 @@ class SuperpositionReadingState(TensorState):
         """The vectors on the stack, (B, height, m), the top first; zeros below the bottom of a shorter stack."""
         return self._tensor
 
+    @names_argument("actions", 1)
     def extend(
         self, actions: Tensor, values: Tensor, lengths: Tensor | None = None, *, starts: Tensor | None = None
     ) -> tuple[Tensor, SuperpositionReadingState]:
@@ -189,6 +191,7 @@ class NondeterministicReadingState(TensorState):
         first = first_row(bottom, Q, S)
         return cls(steps, first, None, first, 0, window, sizes, backend)
 
+    @names_argument("log_push", 1)
     def extend(
         self,
         log_push: Tensor,
@@ -224,6 +227,7 @@ class NondeterministicReadingState(TensorState):
         extend = lambda state, steps, values, _, lengths: state.extend_joined(steps, values, lengths)  # noqa: E731
         return extend_by_documents(self, extend, self._alone, starts, steps, values, first, lengths=lengths)
 
+    @names_argument("log_push", 1)
     def extend_joined(
         self, steps: Tensor, values: Tensor, lengths: Tensor | None = None
     ) -> tuple[Tensor, NondeterministicReadingState]:

@@ -15,7 +15,7 @@ from .cpp import native
 from .dispatch import choose
 from .eager import differentiable_gradients, is_plain
 from .lengths import values_without_padding
-from .memory import chart_memory
+from .memory import chart_memory, names_argument
 from .nondeterministic import nondeterministic_weights
 from .registration import operator_with_backward
 from .transitions import join_transitions, split_transitions
@@ -24,6 +24,7 @@ from .window import windowed_readings
 _DEFAULT_MEMORY = 256  # MB
 
 
+@names_argument("log_push")
 def nondeterministic_readings(
     log_push: Tensor,
     log_replace: Tensor,
@@ -78,6 +79,7 @@ def nondeterministic_readings(
     return (rows @ values).reshape(B, T, Q, S, values.shape[2])
 
 
+@names_argument("log_push")
 def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None, window: int | None = None) -> Tensor:
     """`nondeterministic_readings` of transitions in one tensor, (B, T, Q, S, Q S + Q S + Q)."""
     if window is not None:
@@ -118,6 +120,7 @@ class _Readings(torch.autograd.Function):
         return native.readings(steps, values, lengths, kept)
 
     @staticmethod
+    @names_argument("log_push", 1)
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         steps, values, kept = ctx.saved_tensors
         if not torch.is_grad_enabled():
@@ -139,6 +142,7 @@ def _(steps, values, lengths):
 
 
 @_op_backward.implementation
+@names_argument("log_push", 1)
 def _(grad, steps, values, lengths):
     lengths = checks.copy_lengths(lengths, steps.shape[1])
     return native.readings_backward(grad, steps, values, lengths, None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .memory import names_argument
 from .pytorch.log_chart import Reduce, log_chart, log_sum
 
 Choose = Callable[[np.ndarray], int]  # log weights of the candidates, of any shape -> the flat index of the chosen one
@@ -74,6 +75,7 @@ class AutomatonRun:
         return "\n".join(lines)
 
 
+@names_argument("log_push")
 def best_runs(
     log_push: Tensor,
     log_replace: Tensor,
@@ -111,6 +113,7 @@ def best_runs(
     ]
 
 
+@names_argument("log_push")
 def sample_runs(
     log_push: Tensor,
     log_replace: Tensor,
@@ -195,7 +198,7 @@ class _Tracer:
         self.D, self.P, self.F, alpha = (np.ascontiguousarray(x[0].numpy()) for x in chart)
         self.length, self.num_states, self.num_symbols = self.push.shape[:3]
         if alpha[self.length].max() == -np.inf:
-            raise ValueError(f"sequence {index} has no run: its transitions allow none of {self.length} steps")
+            raise ValueError(f"sequence {index} has no run: its transitions allow no run of {self.length} steps")
 
     def run(self, choose: Choose) -> AutomatonRun:
         Q, S = self.num_states, self.num_symbols

@@ -21,6 +21,7 @@ from .dispatch import choose_for_state
 from .extension import Buffer, Extension, extend, same_place, with_idle_steps
 from .immediate import immediate_checks
 from .lengths import without_padding
+from .memory import names_argument
 from .nondeterministic import nondeterministic_weights
 from .pytorch.columns import Layout
 from .tensor_state import TensorState
@@ -137,6 +138,7 @@ class SuperpositionState(_State):
         """States of `batch_size` empty stacks. `backend` is `"auto"`, `"torch"` or `"cpp"`."""
         return _empty(cls, batch_size, Layout(1, 1), device, backend)
 
+    @names_argument("actions", 1)
     def extend(self, actions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, SuperpositionState]:
         """Extend the stack by c steps.
 
@@ -199,6 +201,7 @@ class NondeterministicState(_State):
         checks.check_count("num_symbols", num_symbols)
         return _empty(cls, batch_size, Layout(num_states, num_symbols), device, backend)
 
+    @names_argument("log_push", 1)
     def extend(
         self, log_push: Tensor, log_replace: Tensor, log_pop: Tensor, lengths: Tensor | None = None
     ) -> tuple[Tensor, NondeterministicState]:
@@ -218,6 +221,7 @@ class NondeterministicState(_State):
         checks.check_transitions(log_push, log_replace, log_pop, lengths)
         return self.extend_joined(join_transitions(log_push, log_replace, log_pop), lengths)
 
+    @names_argument("log_push", 1)
     def extend_joined(self, rows: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, NondeterministicState]:
         """Like `extend`, from the result of `join_transitions`. The state keeps the tensor: do not modify it."""
         Q, S = self._layout

@@ -17,9 +17,11 @@ from . import checks, reference
 from .dispatch import choose
 from .immediate import reads_values
 from .lengths import length_mask, values_without_padding, without_padding
+from .memory import names_argument
 from .tensor_state import TensorState
 
 
+@names_argument("push")
 def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None, *, backend: str = "auto") -> Tensor:
     """Attention weights of the stratified stack: the share of each earlier value in the top unit of strength.
 
@@ -58,6 +60,7 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
     return without_padding(weights, lengths)
 
 
+@names_argument("push")
 def stratified_readings(
     push: Tensor, pop: Tensor, values: Tensor, lengths: Tensor | None = None, *, backend: str = "auto"
 ) -> Tensor:
@@ -131,6 +134,7 @@ class StratifiedState(TensorState):
         """The strength that each element has left, (B, length), the first one pushed first."""
         return self._tensor - pad(self._tensor[:, 1:], (0, 1))
 
+    @names_argument("push", 1)
     def extend(self, push: Tensor, pop: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, StratifiedState]:
         """Extend the stack by c steps.
 

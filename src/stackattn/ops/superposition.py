@@ -9,9 +9,11 @@ from . import checks, reference, vectors
 from .cpp import native
 from .dispatch import choose, module_of
 from .lengths import values_without_padding, without_padding
+from .memory import names_argument
 from .registration import operator_with_backward
 
 
+@names_argument("actions")
 def superposition_weights(
     actions: Tensor, lengths: Tensor | None = None, *, depth: int | None = None, backend: str = "auto"
 ) -> Tensor:
@@ -58,6 +60,7 @@ def superposition_weights(
     return _op(actions, lengths, backend)
 
 
+@names_argument("actions")
 def superposition_readings(
     actions: Tensor,
     values: Tensor,
@@ -123,6 +126,7 @@ def _(actions, lengths, backend):
 
 
 @_op_backward.implementation
+@names_argument("actions", 1)
 def _(grad, actions, lengths, backend):
     checks.check_actions(actions, lengths)
     if grad.shape != (*actions.shape[:2], actions.shape[1]):

@@ -12,6 +12,7 @@ from torch import Tensor
 from . import checks
 from .cpp import native
 from .eager import differentiable_gradients, is_plain
+from .memory import names_argument
 from .pytorch import vectors as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
 
@@ -77,6 +78,7 @@ class _Read(torch.autograd.Function):
         return native.vectors(actions, values, stack, lengths, depth, with_stack)
 
     @staticmethod
+    @names_argument("actions", 1)
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         actions, values, stack = tensors = ctx.saved_tensors
         if not torch.is_grad_enabled():
@@ -109,6 +111,7 @@ def _(actions, values, stack, lengths, depth, with_stack, backend):
 
 
 @_op_backward.implementation
+@names_argument("actions", 1)
 def _(grad, actions, values, stack, lengths, depth, backend):
     lengths = checks.copy_lengths(lengths, actions.shape[1])
     if backend == "cpp":

@@ -18,6 +18,7 @@ from . import checks
 from .cpp import native
 from .dispatch import module_of
 from .eager import is_plain
+from .memory import names_argument
 from .registration import NO_SECOND_DERIVATIVES, Operator
 from .transitions import split_transitions
 
@@ -105,6 +106,7 @@ class _ExtendRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @names_argument("log_push", 1)
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         steps, values, history, rows = ctx.saved_tensors
         grads = native.windowed_backward(grad, steps, values, history, rows, ctx.lengths, ctx.window)
@@ -140,6 +142,7 @@ def _(steps, values, history, lengths, window, backend):
 
 
 @_op_backward.implementation
+@names_argument("log_push", 1)
 def _(grad, steps, values, history, rows, lengths, window, backend):
     lengths = checks.copy_lengths(lengths, values.shape[1])
     if backend == "cpp":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -141,6 +141,13 @@ def config_class(command: str) -> type[Any]:
 
         return MTConfig
     raise ValueError(f"command: expected one of cfl, lm, mt, got {command!r}")
+
+
+def training_command(values: Mapping[str, Any]) -> str:
+    """The command that trained a run with these values in its `config.json`: `cfl`, `lm` or `mt`."""
+    if "language" in values:
+        return "cfl"
+    return "mt" if "label_smoothing" in values.get("data", {}) else "lm"
 
 
 def model_folder(folder: str | Path) -> Path:

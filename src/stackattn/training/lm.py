@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ..config import kinds, require
 from ..models import TransformerArchitecture, TransformerLM
 from ..models.saving import load
+from ..ops.cross_entropy import cross_entropy
 from ..text.batching import pad, token_batches
 from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.packing import Pieces, cut_into_pieces
@@ -156,8 +156,7 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
     device = next(model.parameters(), inputs).device
     inputs, lengths, targets = (x.to(device, non_blocking=True) for x in (inputs, lengths, targets))
     logits = model(inputs, lengths)  # (B, longest + 1, types and EOS)
-    nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
-    return nats.view_as(targets)
+    return cross_entropy(logits, targets, ignore_index=IGNORED)
 
 
 def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
@@ -165,7 +164,7 @@ def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
     full = bool((pieces.lengths == pieces.inputs.shape[1]).all())
     pieces = pieces.to(next(model.parameters(), pieces.inputs).device)
     logits = model(pieces.inputs, None if full else pieces.lengths, pieces.starts)  # (B, T, types and EOS)
-    return -cross_entropy(logits.flatten(0, 1), pieces.targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return -cross_entropy(logits, pieces.targets, ignore_index=IGNORED).sum()
 
 
 def evaluate_pieces(model: nn.Module, pieces: Pieces) -> dict[str, Any]:

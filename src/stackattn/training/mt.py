@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from ..config import require
 from ..models import Seq2SeqArchitecture, Seq2SeqTransformer
+from ..ops.cross_entropy import cross_entropy
 from ..text.batching import pad, token_batches
 from ..text.bitext_corpus import BitextCorpus
 from ..text.pieces import PieceTokenizer
@@ -89,9 +89,8 @@ class Pairs:
         predicted, _ = pad([[*target, eos] for target in targets], IGNORED)
         device = next(model.parameters(), source).device
         inputs = (x.to(device, non_blocking=True) for x in (source, read, source_lengths, read_lengths))
-        logits = model(*inputs).flatten(0, 1)  # (B * U, outputs)
-        options = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "sum"}
-        return cross_entropy(logits, predicted.flatten().to(device, non_blocking=True), **options)
+        logits, predicted = model(*inputs), predicted.to(device, non_blocking=True)  # (B, U, outputs), (B, U)
+        return cross_entropy(logits, predicted, ignore_index=IGNORED, label_smoothing=label_smoothing).sum()
 
     def cross_entropy(self, model: nn.Module, budget: int) -> float:
         """Return the cross-entropy in nats per target token, including EOS."""

@@ -1,4 +1,4 @@
-"""Softmax attention, dropout and LSTMs of the C++ kernel, for float32 tensors on the CPU."""
+"""Softmax attention, dropout, cross-entropy and LSTMs of the C++ kernel, for float32 tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -62,6 +62,23 @@ def dropout_backward(grad: Tensor, y: Tensor | None, p: float, seed: int) -> Ten
     grad = grad.contiguous()
     result = torch.empty_like(grad)
     _call("dropout_backward", y, grad, p, seed & _UINT64, result)
+    return result
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    """logits (N, C), float32 or float64, and targets (N,) -> losses (N,) and what the backward pass needs (N, 2)"""
+    losses, kept = logits.new_empty(len(logits)), logits.new_empty(len(logits), 2)
+    _call("cross_entropy", logits.contiguous(), targets.contiguous(), ignored, smoothing, losses, kept)
+    return losses, kept
+
+
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, targets: Tensor, kept: Tensor, ignored: int, smoothing: float
+) -> Tensor:
+    """The gradient of the logits; `kept` is that of `cross_entropy` with the same arguments."""
+    result = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    inputs = logits.contiguous(), targets.contiguous(), ignored, smoothing, kept, grad.contiguous()
+    _call("cross_entropy_backward", *inputs, result)
     return result
 
 

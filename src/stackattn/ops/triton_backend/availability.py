@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable
 
 import torch
 
+from ..caller import warn_caller
 from .launches import check_sizes
 
 OLDEST = (3, 7)
@@ -72,11 +72,9 @@ def _agrees(device: torch.device, Q: int, S: int, windowed: bool) -> bool:
     except Exception as error:  # Triton, its compilers and drivers raise errors of many classes
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if problem is not None:
-        warnings.warn(
+        warn_caller(
             f"stackattn uses its `torch` backend instead of 'triton' for {Q} states and {S} symbols"
-            f"{' with a window' if windowed else ''} on {device}: {problem}. Please report this (docs/gpu.md).",
-            RuntimeWarning,
-            stacklevel=5,
+            f"{' with a window' if windowed else ''} on {device}: {problem}. Please report this (docs/gpu.md)."
         )
     return problem is None
 

@@ -2,8 +2,9 @@
 
 No program reads memory that its own launch writes. Triton does not order a store and a later load of the same address
 within a program, and its interpreter, in which the tests run, executes one program after the other and would not
-notice. Buffers that a launch both reads and writes are therefore two arguments, and tests/triton poisons what a launch
-writes in the one that it reads. Nothing is summed with atomic operations, so results are the same in every run.
+notice. Buffers that a launch both reads and writes are therefore two arguments, and tests/triton_backend poisons
+what a launch writes in the one that it reads. Nothing is summed with atomic operations, so results are the same in
+every run.
 
 Letters as in NOTATION.md. A row `rho` is (time point, state), a column `c` also, and `m` is a state, padded to 16
 because a matrix product has at least 16 rows. `e` and `f` are pairs (state, symbol), padded to E. P and D are packed

@@ -144,7 +144,7 @@ void backward_head(Workspace& work, const Head& head, const Inputs& in, const Ke
 // order.
 template <class Body>
 void for_each_head(const AttentionShape& shape, Body body) {
-  bool exhausted = false;  // an exception must not leave the parallel region
+  std::exception_ptr exhausted;  // an exception must not leave the parallel region
 #pragma omp parallel num_threads(shape.threads) if (shape.threads > 1)
   {
     Workspace& work = own_workspace();
@@ -154,13 +154,13 @@ void for_each_head(const AttentionShape& shape, Body body) {
       try {
         body(work, b, x % shape.heads, shape.lengths ? shape.lengths[b] : shape.steps);
       } catch (const std::bad_alloc&) {
-#pragma omp atomic write
-        exhausted = true;
+#pragma omp critical
+        exhausted = std::current_exception();
       }
     }
     work.keep_at_most(size_t(16) << 20);
   }
-  if (exhausted) throw std::bad_alloc();
+  if (exhausted) std::rethrow_exception(exhausted);
 }
 
 // Zeros in rows `from` to `to` of one head.

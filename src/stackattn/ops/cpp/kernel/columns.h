@@ -15,8 +15,8 @@ namespace {
 
 struct Layout {
   int Q, S, QS;
-  long from;                 // padded length of a row of transition weights
-  std::vector<long> offset;  // of column t; the last entry is the size of the whole state
+  long from;                // padded length of a row of transition weights
+  StepVector<long> offset;  // of column t; the last entry is the size of the whole state
 
   Layout(int Q, int S, long steps) : Q(Q), S(S), QS(Q * S), from(padded(QS)), offset(steps + 2) {
     for (long t = 1; t <= steps; ++t) offset[t + 1] = offset[t] + QS * (p_row(t) + f_row(t) + 2 * from);

@@ -64,7 +64,8 @@ inline FVec exp2(FVec x) {
   p = p * f + fsplat(2.402264791363012e-1f);
   p = p * f + fsplat(6.931472028550421e-1f);
   p = p * f + fsplat(1.0f);
-  return (FVec)(((FMask)p + ((FMask)shifted << 23)) & ~lost);
+  const FVec power = (FVec)(((FMask)p + ((FMask)shifted << 23)) & ~lost);
+  return x == x ? power : x;  // the bits of a nan may end in ones, which would change its exponent
 }
 
 template <int M, int N>

@@ -26,7 +26,7 @@ void for_each_part(const LSTMShape& p, Body body) {
   const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(p.threads, p.batch));
   const int64_t parts = threads * std::max<int64_t>(1, (p.batch + threads * kMost - 1) / (threads * kMost));
   const int64_t size = (p.batch + parts - 1) / parts;
-  bool exhausted = false;
+  std::exception_ptr exhausted;
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
   for (int64_t part = 0; part < parts; ++part) {
     try {
@@ -35,11 +35,11 @@ void for_each_part(const LSTMShape& p, Body body) {
       if (first < p.batch) body(own_workspace(), first, std::min(size, p.batch - first));
       own_workspace().keep_at_most(size_t(16) << 20);
     } catch (const std::bad_alloc&) {
-#pragma omp atomic write
-      exhausted = true;
+#pragma omp critical
+      exhausted = std::current_exception();
     }
   }
-  if (exhausted) throw std::bad_alloc();
+  if (exhausted) std::rethrow_exception(exhausted);
 }
 
 // A stack belongs to one part of the batch. `start` writes the reading before the first action. `step` takes the action

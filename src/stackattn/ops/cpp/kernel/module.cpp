@@ -1,7 +1,6 @@
 // The Python module: its functions check their arrays and call the kernel for the best instruction set.
 #include <algorithm>
 #include <cstdlib>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -22,20 +21,22 @@ struct Kernel {
   const Network& network;
 };
 
-#define DECLARE(isa)                                                                                        \
-  namespace isa {                                                                                           \
-  extern const FullPass full_pass;                                                                          \
-  extern const States states;                                                                               \
-  extern const Readings readings;                                                                           \
-  extern const Windowed windowed;                                                                           \
-  extern const Vectors vectors;                                                                             \
-  extern const Attention attention;                                                                         \
-  extern const Dropout dropout;                                                                             \
-  extern const SuperpositionLSTM superposition_lstm;                                                        \
-  extern const NondeterministicLSTM nondeterministic_lstm;                                                  \
-  extern const SumOfProducts sum_of_products;                                                               \
-  const Network network = {attention, dropout, superposition_lstm, nondeterministic_lstm, sum_of_products}; \
-  const Kernel kernel = {#isa, full_pass, states, readings, windowed, vectors, network};                    \
+#define DECLARE(isa)                                                                                          \
+  namespace isa {                                                                                             \
+  extern const FullPass full_pass;                                                                            \
+  extern const States states;                                                                                 \
+  extern const Readings readings;                                                                             \
+  extern const Windowed windowed;                                                                             \
+  extern const Vectors vectors;                                                                               \
+  extern const Attention attention;                                                                           \
+  extern const Dropout dropout;                                                                               \
+  extern const CrossEntropy cross_entropy;                                                                    \
+  extern const SuperpositionLSTM superposition_lstm;                                                          \
+  extern const NondeterministicLSTM nondeterministic_lstm;                                                    \
+  extern const SumOfProducts sum_of_products;                                                                 \
+  const Network network = {attention,      dropout, cross_entropy, superposition_lstm, nondeterministic_lstm, \
+                           sum_of_products};                                                                  \
+  const Kernel kernel = {#isa, full_pass, states, readings, windowed, vectors, network};                      \
   }
 DECLARE(kernel_portable)
 #if defined(STACKATTN_X86)
@@ -71,15 +72,11 @@ const Kernel& kernel() {
 }
 
 template <class Function>
-nb::tuple run(const Call& call, Function function) {
+nb::tuple run(Function function) {
   Report found;
-  try {
+  {
     nb::gil_scoped_release release;
     found = function();
-  } catch (const std::bad_alloc&) {
-    PyErr_Format(PyExc_MemoryError, "not enough memory for the charts of %zd steps, %zd states and %zd symbols",
-                 Py_ssize_t(call.T), Py_ssize_t(call.Q), Py_ssize_t(call.S));
-    throw nb::python_error();
   }
   return nb::make_tuple(found.argument, found.sequence, found.step, found.in_range);
 }
@@ -91,7 +88,7 @@ nb::tuple nondeterministic(Array log_push, Array log_replace, Array log_pop, Arr
   const void* replace = address(log_replace, "log_replace", call.dtype, call.push());
   const void* pop = address(log_pop, "log_pop", call.dtype, call.pop());
   void* out = address(weights, "weights", call.dtype, {call.B, call.T, call.T + 1, call.Q, call.S});
-  return run(call, [&] { return kernel().full_pass.nondeterministic(call.problem, push, replace, pop, out); });
+  return run([&] { return kernel().full_pass.nondeterministic(call.problem, push, replace, pop, out); });
 }
 
 nb::tuple nondeterministic_backward(Array log_push, Array log_replace, Array log_pop, Array grad_weights,
@@ -104,7 +101,7 @@ nb::tuple nondeterministic_backward(Array log_push, Array log_replace, Array log
   void* out_push = address(grad_push, "grad_push", call.dtype, call.push());
   void* out_replace = address(grad_replace, "grad_replace", call.dtype, call.push());
   void* out_pop = address(grad_pop, "grad_pop", call.dtype, call.pop());
-  return run(call, [&] {
+  return run([&] {
     return kernel().full_pass.nondeterministic_backward(call.problem, push, replace, pop, grad, out_push, out_replace,
                                                         out_pop);
   });
@@ -114,7 +111,7 @@ nb::tuple superposition(Array actions, Array weights, Array lengths, int threads
   const Call call(actions, "actions", 3, lengths, threads);
   const void* in = address(actions, "actions", call.dtype, {call.B, call.T, 3});
   void* out = address(weights, "weights", call.dtype, {call.B, call.T, call.T});
-  return run(call, [&] { return kernel().full_pass.superposition(call.problem, in, out); });
+  return run([&] { return kernel().full_pass.superposition(call.problem, in, out); });
 }
 
 nb::tuple superposition_backward(Array actions, Array grad_weights, Array grad_actions, Array lengths, int threads) {
@@ -122,7 +119,7 @@ nb::tuple superposition_backward(Array actions, Array grad_weights, Array grad_a
   const void* in = address(actions, "actions", call.dtype, {call.B, call.T, 3});
   const void* grad = address(grad_weights, "grad_weights", call.dtype, {call.B, call.T, call.T});
   void* out = address(grad_actions, "grad_actions", call.dtype, {call.B, call.T, 3});
-  return run(call, [&] { return kernel().full_pass.superposition_backward(call.problem, in, grad, out); });
+  return run([&] { return kernel().full_pass.superposition_backward(call.problem, in, grad, out); });
 }
 
 int64_t state_size(int64_t states, int64_t symbols, int64_t steps) {
@@ -149,7 +146,7 @@ nb::tuple extend(Array data, int64_t before, bool superposition, Array steps, Ar
   const State state = states_in(data, "data", call.B, state_size(call.Q, call.S, before + call.T), before);
   const void* in = address(steps, "steps", call.dtype, steps_shape(call, superposition));
   void* out = address(weights, "weights", call.dtype, weights_shape(call, superposition, before));
-  return run(call, [&] { return kernel().states.extend(call.problem, state, superposition, in, out); });
+  return run([&] { return kernel().states.extend(call.problem, state, superposition, in, out); });
 }
 
 nb::tuple retract(Array data, int64_t before, bool superposition, Array steps, Array grad_weights, Array grad_after,
@@ -164,9 +161,8 @@ nb::tuple retract(Array data, int64_t before, bool superposition, Array steps, A
   const void* grad =
       optional_address(grad_weights, "grad_weights", call.dtype, weights_shape(call, superposition, before));
   void* out = address(grad_steps, "grad_steps", call.dtype, steps_shape(call, superposition));
-  return run(call, [&] {
-    return kernel().states.retract(call.problem, state, superposition, in, grad, after, out_before, out);
-  });
+  return run(
+      [&] { return kernel().states.retract(call.problem, state, superposition, in, grad, after, out_before, out); });
 }
 
 // The arrays of readings and of their gradients; `kept` may be None.
@@ -199,9 +195,8 @@ nb::tuple readings(Array steps, Array values, bool superposition, Array kept, Ar
   const void* vectors = address(values, "values", dtype, call.values);
   void* out = address(readings, "readings", dtype, call.readings);
   const Kept memory = call.kept(kept);
-  return run(call.call, [&] {
-    return kernel().readings.forward(call.call.problem, superposition, call.m, in, vectors, memory, out);
-  });
+  return run(
+      [&] { return kernel().readings.forward(call.call.problem, superposition, call.m, in, vectors, memory, out); });
 }
 
 nb::tuple readings_backward(Array steps, Array values, bool superposition, Array kept, Array grad_readings,
@@ -214,7 +209,7 @@ nb::tuple readings_backward(Array steps, Array values, bool superposition, Array
   void* out_steps = address(grad_steps, "grad_steps", dtype, call.steps);
   void* out_values = address(grad_values, "grad_values", dtype, call.values);
   const Kept memory = call.kept(kept);
-  return run(call.call, [&] {
+  return run([&] {
     return kernel().readings.backward(call.call.problem, superposition, call.m, in, vectors, memory, grad, out_steps,
                                       out_values);
   });
@@ -259,7 +254,7 @@ nb::tuple windowed(Array steps, Array values, Array history, int64_t window, Arr
   const WindowCall call(steps, values, history, rows, window, lengths, threads);
   const Kept old_band = call.band(band, "band", call.before);
   const Kept new_band = call.band(band_after, "band_after", std::min(window - 1, call.before + call.call.T));
-  return run(call.call, [&] { return kernel().windowed.forward(call.call.problem, call.arrays, old_band, new_band); });
+  return run([&] { return kernel().windowed.forward(call.call.problem, call.arrays, old_band, new_band); });
 }
 
 nb::tuple windowed_backward(Array steps, Array values, Array history, int64_t window, Array rows, Array grad_rows,
@@ -270,7 +265,7 @@ nb::tuple windowed_backward(Array steps, Array values, Array history, int64_t wi
       address(grad_steps, "grad_steps", call.call.dtype, call.steps),
       address(grad_values, "grad_values", call.call.dtype, call.values),
       static_cast<double*>(address(grad_history, "grad_history", nb::dtype<double>(), call.history))};
-  return run(call.call, [&] { return kernel().windowed.backward(call.call.problem, call.arrays, gradients); });
+  return run([&] { return kernel().windowed.backward(call.call.problem, call.arrays, gradients); });
 }
 
 // The arrays of superposition stacks as vectors.
@@ -303,7 +298,7 @@ nb::tuple vectors(Array actions, Array values, Array stacks, int64_t depth, bool
   const void* first = address(stacks, "stacks", dtype, call.stacks);
   void* out = address(result, "result", dtype, call.result());
   const Problem& p = call.call.problem;
-  return run(call.call, [&] { return kernel().vectors.forward(p, call.sizes, in, pushed, first, out); });
+  return run([&] { return kernel().vectors.forward(p, call.sizes, in, pushed, first, out); });
 }
 
 nb::tuple vectors_backward(Array actions, Array values, Array stacks, int64_t depth, bool with_stack, Array grad,
@@ -317,7 +312,7 @@ nb::tuple vectors_backward(Array actions, Array values, Array stacks, int64_t de
   void* out_actions = address(grad_actions, "grad_actions", dtype, call.actions);
   void* out_values = address(grad_values, "grad_values", dtype, call.values);
   void* out_stacks = address(grad_stacks, "grad_stacks", dtype, call.stacks);
-  return run(call.call, [&] {
+  return run([&] {
     return kernel().vectors.backward(call.call.problem, call.sizes, in, pushed, first, upstream, out_actions,
                                      out_values, out_stacks);
   });

@@ -33,6 +33,22 @@ struct Dropout {
   void (*backward)(int64_t count, const DropoutRate&, int threads, const float* y, const float* grad, float* grad_x);
 };
 
+struct CrossEntropyShape {
+  int64_t rows, classes, ignored;  // targets that equal `ignored` give no loss and no gradient
+  double smoothing;                // share of every target that is spread over all classes
+  const int64_t* targets;          // (rows,)
+  int threads;
+  bool wide;  // float64 instead of float32
+};
+
+// cross_entropy.cpp. Contiguous: logits (rows, classes), losses (rows,), kept (rows, 2). Both functions return the
+// first row whose target is not a class, or -1.
+struct CrossEntropy {
+  int64_t (*forward)(const CrossEntropyShape&, const void* logits, void* losses, void* kept);
+  int64_t (*backward)(const CrossEntropyShape&, const void* logits, const void* kept, const void* grad_losses,
+                      void* grad_logits);
+};
+
 // An LSTM that controls a stack. Sizes are padded to multiples of 8, except `value_size`.
 struct LSTMShape {
   int64_t batch, steps, hidden, reading, actions, value, value_size;
@@ -88,6 +104,7 @@ using SumOfProducts = void (*)(int64_t R, int64_t M, int64_t N, const float* a, 
 struct Network {
   const Attention& attention;
   const Dropout& dropout;
+  const CrossEntropy& cross_entropy;
   const SuperpositionLSTM& superposition_lstm;
   const NondeterministicLSTM& nondeterministic_lstm;
   const SumOfProducts& sum_of_products;

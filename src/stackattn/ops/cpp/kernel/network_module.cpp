@@ -1,8 +1,6 @@
-// Python's access to attention, dropout and LSTMs. Arrays are contiguous float32 arrays of the CPU; outputs are written
-// in place.
+// Python's access to attention, dropout, cross-entropy and LSTMs. Arrays are contiguous float32 arrays of the CPU,
+// those of cross-entropy float32 or float64; outputs are written in place.
 #include "network_module.h"
-
-#include <new>
 
 #include "arrays.h"
 
@@ -57,6 +55,33 @@ class AttentionCall {
 
  private:
   const Call call_;
+};
+
+// The sizes of logits (rows, classes), and the targets.
+class CrossEntropyCall {
+ public:
+  CrossEntropyShape shape;
+  CrossEntropyCall(const Array& logits, const Array& targets, int64_t ignored, double smoothing, int threads) {
+    const Shape found = any_shape(logits, "logits");
+    if (found.size() != 2) bad_value("logits", "two axes", text(found));
+    if (!(smoothing >= 0 && smoothing <= 1)) bad_value("smoothing", "a number from 0 to 1", std::to_string(smoothing));
+    const bool wide = logits.dtype() == nb::dtype<double>();
+    const void* classes = address(targets, "targets", nb::dtype<int64_t>(), {found[0]});
+    shape = {found[0], found[1], ignored, smoothing, static_cast<const int64_t*>(classes), threads, wide};
+  }
+  void* in(const Array& array, const char* name, const Shape& shape) const {
+    return address(array, name, this->shape.wide ? nb::dtype<double>() : kFloat, shape);
+  }
+  Shape logits() const { return {shape.rows, shape.classes}; }
+  Shape kept() const { return {shape.rows, 2}; }
+
+  void check(int64_t bad_row) const {
+    if (bad_row < 0) return;
+    const std::string expected = "a class from 0 to " + std::to_string(shape.classes - 1) + " or " +
+                                 std::to_string(shape.ignored) + " (ignore_index)",
+                      found = std::to_string(shape.targets[bad_row]) + " in row " + std::to_string(bad_row);
+    throw nb::index_error(("targets: expected " + expected + ", got " + found).c_str());
+  }
 };
 
 // The sizes and arrays of an LSTM with a stack.
@@ -120,13 +145,8 @@ struct NondeterministicCall : LSTMCall {
 
 template <class Function>
 void released(Function function) {
-  try {
-    nb::gil_scoped_release release;
-    function();
-  } catch (const std::bad_alloc&) {
-    PyErr_SetString(PyExc_MemoryError, "not enough memory");
-    throw nb::python_error();
-  }
+  nb::gil_scoped_release release;
+  function();
 }
 
 // `arrays` are what the forward pass writes: x, gates, cells, actions; then stacks or charts.
@@ -232,6 +252,25 @@ void add_network(nb::module_& m, const Network& network) {
         released([&] { network.dropout.backward(call.count, call.drop, threads, made, in, out); });
       },
       arg("y").none(), arg("grad"), arg("p"), arg("seed"), arg("grad_x"), arg("threads"));
+  m.def("cross_entropy", [&network](Array logits, Array targets, int64_t ignored, double smoothing, Array losses,
+                                    Array kept, int threads) {
+    const CrossEntropyCall call(logits, targets, ignored, smoothing, threads);
+    const void* in = call.in(logits, "logits", call.logits());
+    void *out = call.in(losses, "losses", {call.shape.rows}), *sums = call.in(kept, "kept", call.kept());
+    int64_t bad_row = -1;
+    released([&] { bad_row = network.cross_entropy.forward(call.shape, in, out, sums); });
+    call.check(bad_row);
+  });
+  m.def("cross_entropy_backward", [&network](Array logits, Array targets, int64_t ignored, double smoothing, Array kept,
+                                             Array grad_losses, Array grad_logits, int threads) {
+    const CrossEntropyCall call(logits, targets, ignored, smoothing, threads);
+    const void *in = call.in(logits, "logits", call.logits()), *sums = call.in(kept, "kept", call.kept()),
+               *grad = call.in(grad_losses, "grad_losses", {call.shape.rows});
+    void* out = call.in(grad_logits, "grad_logits", call.logits());
+    int64_t bad_row = -1;
+    released([&] { bad_row = network.cross_entropy.backward(call.shape, in, sums, grad, out); });
+    call.check(bad_row);
+  });
   m.def("sum_of_products", [&network](Array a, Array b, Array out, int threads) {
     const Shape left = any_shape(a, "a"), right = any_shape(b, "b");
     if (left.size() != 2) bad_value("a", "two axes", text(left));

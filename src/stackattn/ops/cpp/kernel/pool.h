@@ -7,8 +7,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
-#include <new>
 #include <vector>
+
+#include "out_of_memory.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -34,7 +35,7 @@ class Pool {
     }
     bytes = (bytes + kPage - 1) / kPage * kPage;
     void* memory = std::aligned_alloc(kPage, bytes);
-    if (!memory) throw std::bad_alloc();
+    if (!memory) throw OutOfMemory(bytes);
 #if defined(__linux__)
     madvise(memory, bytes, MADV_HUGEPAGE);  // a hint: memory that is read repeatedly is faster in huge pages
 #endif

@@ -20,11 +20,11 @@ namespace {
 
 struct ReadingLayout {
   const int Q, S, QS, m, n;
-  const long W, to;                 // lengths of rows: of values, and of transition weights
-  const long matrix, transitions;   // sizes: of a matrix of transition weights, and of all weights of a step
-  const long end;                   // length of a row over all time points
-  const long readings;              // size of F for one symbol
-  std::vector<long> column, later;  // where column t of P and row k of `later` begin; the last entries are the sizes
+  const long W, to;                // lengths of rows: of values, and of transition weights
+  const long matrix, transitions;  // sizes: of a matrix of transition weights, and of all weights of a step
+  const long end;                  // length of a row over all time points
+  const long readings;             // size of F for one symbol
+  StepVector<long> column, later;  // where column t of P and row k of `later` begin; the last entries are the sizes
 
   ReadingLayout(int Q, int S, int m, int n)
       : Q(Q), S(S), QS(Q * S), m(m), n(n), W(padded(m + 1)), to(padded(QS)), matrix(QS * to),

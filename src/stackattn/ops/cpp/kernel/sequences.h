@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <new>
+#include <exception>
 #include <vector>
 
 #include "arithmetic.h"
@@ -46,7 +46,7 @@ template <class Body>
 Report for_each_sequence(const Problem& problem, Body body) {
   std::vector<Report> found(problem.batch);
   const int threads = int(std::max<int64_t>(1, std::min<int64_t>(problem.threads, problem.batch)));
-  bool exhausted = false;  // an exception must not leave the parallel region
+  std::exception_ptr exhausted;  // an exception must not leave the parallel region
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     FlushDenormals flush;
@@ -56,13 +56,13 @@ Report for_each_sequence(const Problem& problem, Body body) {
       try {
         found[s] = body(work, s, problem.lengths ? problem.lengths[s] : problem.steps);
       } catch (const std::bad_alloc&) {
-#pragma omp atomic write
-        exhausted = true;
+#pragma omp critical
+        exhausted = std::current_exception();
       }
     }
     work.keep_at_most(size_t(16) << 20);
   }
-  if (exhausted) throw std::bad_alloc();
+  if (exhausted) std::rethrow_exception(exhausted);
   Report all;
   for (int64_t s = problem.batch - 1; s >= 0; --s) {
     const bool in_range = all.in_range && found[s].in_range;

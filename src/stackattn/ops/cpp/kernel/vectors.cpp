@@ -199,7 +199,7 @@ struct Batch {
   }
 
   Report backward(const R* grad, R* grad_actions, R* grad_values, R* grad_stacks) const {
-    std::vector<R> shares(p.batch * blocks * p.steps * 3);  // of each unit in the gradient of the actions
+    StepVector<R> shares(p.batch * blocks * p.steps * 3);  // of each unit in the gradient of the actions
     const Report found = for_each_unit([&](const Unit<R>& unit, int64_t s, int64_t first, Workspace& work) {
       const int64_t n = unit.heights.steps;
       const int64_t between = (stride - 1) * highest, stored = unit.heights.sum(stride);

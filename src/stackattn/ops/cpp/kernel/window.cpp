@@ -33,7 +33,7 @@ struct WindowSequence {
   // All rows of the sequence, those of `history` first, in the arithmetic A.
   template <class A>
   struct Rows {
-    std::vector<double> memory, logs;
+    StepVector<double> memory, logs;
     typename A::Ptr numbers;
     Rows(const WindowSequence& of, int64_t count)
         : memory(A::kPlanes * count * of.in_row), logs(count), numbers(A::at(memory.data(), count * of.in_row)) {}
@@ -88,7 +88,7 @@ struct WindowSequence {
   // A lower bound for the log weight of the runs of one window. If it is in range, entries without runs are zero
   // because of forbidden transitions, and not because their runs are too light.
   double lightest_run() const {
-    std::vector<double> lightest(before + length);  // log weight of the lightest transition of each step
+    StepVector<double> lightest(before + length);  // log weight of the lightest transition of each step
     double sum = 0, lowest = 0;
     for (int64_t i = 0; i < before + length; ++i) {
       double least = INFINITY, most = -INFINITY;

@@ -2,7 +2,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdlib>
-#include <new>
+
+#include "out_of_memory.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -26,7 +27,7 @@ class Workspace {
       const size_t bytes = (doubles * sizeof(double) + kHuge) / kHuge * kHuge;
       keep_at_most(0);
       memory_ = std::aligned_alloc(kHuge, bytes);
-      if (!memory_) throw std::bad_alloc();
+      if (!memory_) throw OutOfMemory(bytes);
 #if defined(__linux__)
       madvise(memory_, bytes, MADV_HUGEPAGE);  // a hint: huge pages mean fewer page faults
 #endif
@@ -62,7 +63,7 @@ inline Workspace& own_workspace() {
 class Aligned {
  public:
   explicit Aligned(size_t count) : numbers_(static_cast<double*>(std::aligned_alloc(64, (count + 7) / 8 * 64))) {
-    if (!numbers_) throw std::bad_alloc();
+    if (!numbers_) throw OutOfMemory(count * sizeof(double));
   }
   ~Aligned() { std::free(numbers_); }
   Aligned(const Aligned&) = delete;
