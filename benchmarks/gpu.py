@@ -1,4 +1,4 @@
-"""Times of the operators on a GPU, as a table to send to the authors: `python -m benchmarks --device cuda`."""
+"""Table of operator times on a GPU, to send to the authors: `python -m benchmarks --device cuda`."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from stackattn.ops.triton_backend import availability
 
 LENGTHS = (25, 60, 100, 200, 400)
 WINDOW = 64
-HEADS = ("operator", "B", "T", "backend", "forward, ms", "with backward, ms", "peak, MB")
+COLUMNS = ("operator", "B", "T", "backend", "forward, ms", "with backward, ms", "peak, MB")
 
 
 def environment(device: torch.device) -> list[str]:
@@ -27,9 +27,9 @@ def environment(device: torch.device) -> list[str]:
 
 
 def table(device: torch.device, lengths: tuple[int, ...] = LENGTHS, B: int = 10, seconds: float = 1.0) -> Iterator[str]:
-    """The lines of the table. A step that fails has its error in place of a time."""
-    yield "| " + " | ".join(HEADS) + " |"
-    yield "|" + " --- |" * len(HEADS)
+    """Yield the lines of the table. If a measurement fails, its row contains the error instead of times."""
+    yield "| " + " | ".join(COLUMNS) + " |"
+    yield "|" + " --- |" * len(COLUMNS)
     windowed = partial(stackattn.nondeterministic_weights, window=WINDOW)
     operators = {
         "nondeterministic": stackattn.nondeterministic_weights,
@@ -41,7 +41,7 @@ def table(device: torch.device, lengths: tuple[int, ...] = LENGTHS, B: int = 10,
         for backend in ("torch", "torch, CUDA graph", "triton"):
             try:
                 cells = _measured(operator, inputs, backend, device, seconds)
-            except Exception as error:  # out of memory, or an error of a compiler or driver
+            except Exception as error:  # out of memory, or an error in the compiler or the driver
                 cells = [f"{type(error).__name__}: {error}".splitlines()[0][:80], "", ""]
             yield "| " + " | ".join((name, str(B), str(T), backend, *cells)) + " |"
 
@@ -84,7 +84,7 @@ class _Operator(torch.nn.Module):
 
 
 def _best(step: Callable[[], None], device: torch.device, seconds: float) -> float:
-    """The shortest of the times within `seconds`, after one step that is not counted."""
+    """Return the shortest time of a step, repeated for `seconds` after a warm-up step."""
     best, end = float("inf"), None
     while end is None or time.perf_counter() < end:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Damaged YAML configurations: refused with an error that names the file, or a configuration that survives saving."""
+"""Damaged YAML: rejected with an error that names the file, or loaded as a configuration that survives saving."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _command(path: Path) -> str:
         except ValueError:
             continue
         return command
-    raise Failed(f"{path} belongs to no command")
+    raise Failed(f"no command can load {path}")
 
 
 DRILL = Drill("configurations", 1_500, 30_000, prepare)

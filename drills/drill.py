@@ -1,7 +1,7 @@
 """What a drill is, and how one is run.
 
-A case depends only on the name of the drill, the seed and the number of the case, so a failure can be repeated. Drills
-that send signals at random times repeat the times, not the exact instruction.
+A case depends only on the name of the drill, the seed and the number of the case, so failures can be reproduced. Drills
+that send signals at random times reproduce the times, but not the exact instruction that is interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Case = Callable[[random.Random], str]
 
 
 class Failed(Exception):
-    """A promise was broken. The details are saved, so that the case can be examined."""
+    """A promise was broken. The details are saved so that the case can be examined."""
 
     def __init__(self, message: str, **details: Any):
         super().__init__(message)
@@ -58,7 +58,7 @@ class Plan:
     """Folder for the cases that fail."""
 
     def progress(self, drill: Drill) -> Path:
-        """A file with the number of the current case, for the report if the process dies."""
+        """File that contains the number of the current case, so that it can be reported if the process dies."""
         return self.failures / f"{drill.name}.current"
 
     def replay(self, drill: Drill, number: int) -> str:
@@ -109,10 +109,10 @@ def _save(drill: Drill, plan: Plan, number: int, error: Exception) -> None:
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise Failed if the body uses more CPU time: a hang, whatever else the machine does."""
+    """Raise Failed if the body hangs: if it uses more CPU time than this, however busy the machine is."""
 
     def expire(*_: Any) -> None:
-        raise Failed(f"more than {seconds:g} seconds of CPU time")
+        raise Failed(f"used more than {seconds:g} seconds of CPU time")
 
     before = signal.signal(signal.SIGVTALRM, expire)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
@@ -124,5 +124,5 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of the commands that drills start: one thread each, which also makes bits comparable."""
+    """Environment of the commands that drills start: one thread each, so that results are the same bit for bit."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

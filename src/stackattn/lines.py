@@ -78,7 +78,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # a number has too many digits, or the nesting is too deep
-        raise ValueError(f"{path}: not JSON that can be read: {error}") from None
+        raise ValueError(f"{path}: cannot read this JSON: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(values).__name__}")
     return check_crc(values, str(path))

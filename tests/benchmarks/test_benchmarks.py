@@ -116,7 +116,7 @@ def test_table_of_a_gpu():
     lines = list(gpu.table(torch.device("cpu"), lengths=(2,), B=1, seconds=0.001))
     assert len(lines) == 2 + 3 * 3
     assert "| nondeterministic, window 64 | 1 | 2 | torch |" in lines[5]
-    assert {line.count("|") for line in lines} == {len(gpu.HEADS) + 1}
+    assert {line.count("|") for line in lines} == {len(gpu.COLUMNS) + 1}
     torch_line = next(line for line in lines if "| torch |" in line)
     assert float(torch_line.split("|")[5]) > 0
     assert "triton" in lines[4]

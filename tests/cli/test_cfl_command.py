@@ -225,7 +225,7 @@ def test_each_array_job_trains_one_run(tmp_path, capsys):
     ]
     assert printed.count("max_epochs") == 2
     assert main([*arguments, "--job", "4"]) == 2
-    assert "--job: expected 0 to 3, got 4" in capsys.readouterr().err
+    assert "--job: expected a number from 0 to 3, got 4" in capsys.readouterr().err
     assert main([*arguments, "--budget", "0"]) == 0
     assert "marked-reversal" in capsys.readouterr().out
 
@@ -255,7 +255,7 @@ def test_figure_2_checks_for_matplotlib_before_training(tmp_path, capsys, monkey
     assert main(command) == 2
     assert "drawing figures needs matplotlib: pip install 'stackattn[plot]'" in capsys.readouterr().err
     assert main([*command, "--job", "1000"]) == 2  # a single job draws no figure, so matplotlib is not needed
-    assert "--job: expected 0 to" in capsys.readouterr().err
+    assert "--job: expected a number from 0 to" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -22,7 +22,7 @@ def limit():
 
 
 TOO_LONG = (
-    r"line 1: the weight of a rule of 'S': expected a number of at most 4,000 digits and exponents up to ±4,000, got"
+    r"line 1: the weight of a rule for 'S': expected a number of at most 4,000 digits and exponents up to ±4,000, got"
 )
 
 
@@ -53,7 +53,7 @@ def test_weights_with_too_many_digits(weight):
 )
 def test_python_weights_with_too_many_digits(weight):
     with pytest.raises(
-        GrammarError, match="rule 0: the weight of a rule of 'S': expected a number of at most 4,000 digits"
+        GrammarError, match="rule 0: the weight of a rule for 'S': expected a number of at most 4,000 digits"
     ):
         PCFG([("S", ["a"], weight)], terminals="a")
 
@@ -83,7 +83,7 @@ def test_long_rules(symbol):
     """Rules longer than Python's recursion limit allows."""
     text = f"S -> {f'{symbol} ' * MAX_SYMBOLS}\nT -> 'a'"
     assert PCFG.from_text(text).log_prob("a" * 3) == -math.inf
-    with pytest.raises(GrammarError, match=r"line 1: expected at most 500 symbols in a rule of .S., got 501"):
+    with pytest.raises(GrammarError, match=r"line 1: expected at most 500 symbols in a rule for .S., got 501"):
         PCFG.from_text(f"S -> {f'{symbol} ' * (MAX_SYMBOLS + 1)}\nT -> 'a'")
     with pytest.raises(GrammarError, match="rule 0: expected at most 500 symbols"):
         PCFG([("S", ["a"] * 1_000_000, 1)], terminals="a")

@@ -1,4 +1,4 @@
-"""Grammars from text and from Python: the notation, and errors that name line and symbol."""
+"""Grammars from text and from Python: the notation, and errors that name the line and the symbol."""
 
 import math
 from fractions import Fraction
@@ -21,7 +21,7 @@ def test_all_features_of_the_notation():
         # a comment, with 'quotes' -> and bars |
         %start Top
         NP/x -> "it's" [1/4] | '#' [2e-1] \\
-             | '|' [.05] | Top NP/x   # no weight is 1
+             | '|' [.05] | Top NP/x   # without a weight: 1
         Top -> NP/x '->' | [3]
         """
     )
@@ -47,7 +47,7 @@ def test_strict_refuses_weights_that_are_not_normalised():
     PCFG.from_text("S -> 'a' [0.1] | 'b' [0.2] | 'c' [0.7]", strict=True)
     with pytest.raises(GrammarError, match=r"line 2: the weights of 'T' sum to 0.9, not to 1"):
         PCFG.from_text("S -> T [1]\nT -> 'a' [0.4] | 'b' [0.5]", strict=True)
-    with pytest.raises(GrammarError, match=r"line 1: a rule of 'S' has no weight"):
+    with pytest.raises(GrammarError, match=r"line 1: a rule for 'S' has no weight"):
         PCFG.from_text("S -> 'a'", strict=True)
     with pytest.raises(GrammarError, match=r"rule 0: the weights of 'S' sum to 2"):
         PCFG([("S", ["a"], 2)], terminals="a", strict=True)
@@ -62,32 +62,32 @@ def test_strict_refuses_weights_that_are_not_normalised():
         ("S -> ε", "line 1: nonterminal 'ε' has no rule .* alternative without symbols"),
         ("S - 'a'", "line 1: unexpected '-' at column 3"),
         ("S 'a'", "line 1: expected '->' after 'S', got \"'a'\""),
-        ("S", "line 1: expected '->' after 'S', got 'the end of the line'"),
-        ("'a' -> S", "line 1: a rule starts with a nonterminal"),
+        ("S", "line 1: expected '->' after 'S', got the end of the line"),
+        ("'a' -> S", "line 1: a rule must start with a nonterminal"),
         ("S -> 'a", "line 1: unclosed quote"),
         ("\nS -> 'a' [0.5", "line 2: unclosed weight"),
-        ("S -> 'a' [x]", "line 1: the weight of a rule of 'S' must be a number, got 'x'"),
-        ("S -> 'a' [1/0]", "line 1: the weight of a rule of 'S' must be a number"),
-        ("S -> 'a' [nan]", "line 1: the weight of a rule of 'S' must be a number"),
-        ("S -> 'a' [-1]", "line 1: the weight of a rule of 'S' must not be negative"),
+        ("S -> 'a' [x]", "line 1: the weight of a rule for 'S' must be a number, got 'x'"),
+        ("S -> 'a' [1/0]", "line 1: the weight of a rule for 'S' must be a number"),
+        ("S -> 'a' [nan]", "line 1: the weight of a rule for 'S' must be a number"),
+        ("S -> 'a' [-1]", "line 1: the weight of a rule for 'S' must not be negative"),
         ("S -> 'a' [0.5] 'b'", "line 1: expected '|' or the end of the line after a weight of 'S'"),
         ("S -> 'a' [0.5] [0.5]", "line 1: expected '|'"),
-        ("S -> 'a' -> 'b'", "line 1: unexpected '->' in a rule of 'S'"),
-        ("S -> ''", "line 1: terminal '' in a rule of 'S' must be a word"),
-        ("S -> 'a b'", "line 1: terminal 'a b' in a rule of 'S' must be a word"),
-        ("S -> 'a' [0]\nT -> 'b'", "line 1: all rules of 'S' have weight 0"),
+        ("S -> 'a' -> 'b'", "line 1: unexpected '->' in a rule for 'S'"),
+        ("S -> ''", "line 1: terminal '' in a rule for 'S' must be a word"),
+        ("S -> 'a b'", "line 1: terminal 'a b' in a rule for 'S' must be a word"),
+        ("S -> 'a' [0]\nT -> 'b'", "line 1: all rules for 'S' have weight 0"),
         ("S -> 'S'", "line 1: 'S' is used both as a terminal and as a nonterminal"),
         ("%start X\nS -> 'a'", "line 1: start symbol 'X' has no rule"),
         ("%begin S\nS -> 'a'", "line 1: expected '%start SYMBOL'"),
         ("S -> 'a' \\\n | X", "line 1: nonterminal 'X' has no rule"),
     ],
 )
-def test_errors_of_text_name_line_and_symbol(text, message):
+def test_errors_in_text_name_the_line_and_the_symbol(text, message):
     with pytest.raises(GrammarError, match=message.replace("|", r"\|").replace("[", r"\[")):
         PCFG.from_text(text)
 
 
-def test_errors_of_a_file_name_the_file(tmp_path):
+def test_errors_in_a_file_name_the_file(tmp_path):
     path = tmp_path / "bad.grammar"
     path.write_text("S -> 'a'\nT -> Q\n")
     with pytest.raises(GrammarError, match=r"bad\.grammar, line 2: nonterminal 'Q'"):
@@ -116,7 +116,7 @@ def test_errors_of_a_file_name_the_file(tmp_path):
         ([("S", ["a"], 1)], {"terminals": "a", "start": "T"}, GrammarError, "start: 'T' has no rule"),
     ],
 )
-def test_errors_of_python_rules(rules, options, error, message):
+def test_errors_in_python_rules(rules, options, error, message):
     with pytest.raises(error, match=message):
         PCFG(rules, **options)
 

@@ -22,7 +22,7 @@ def test_the_paper_has_42_counts():
     assert paper_count("mt-240", "Tf+Sup") == 9349920
 
 
-def test_labels_and_slugs_are_inverse():
+def test_labels_and_slugs_are_inverses():
     assert [SLUGS[label] for label in LABELS.values()] == list(LABELS)
 
 
@@ -58,7 +58,7 @@ def test_unknown_names():
 def test_the_command_agrees_with_the_paper(capsys):
     assert main(["params"]) == 0
     printed = capsys.readouterr().out
-    assert "42 of 42 are equal." in printed
+    assert "42 of 42 counts match the paper." in printed
     assert printed.count("20,419,200") == 2
 
 
@@ -66,11 +66,11 @@ def test_the_command_fails_if_a_count_differs(capsys, monkeypatch):
     monkeypatch.setitem(paper.TABLE_5["dyck"], "Tf+Nd", 33331)
     assert main(["params"]) == 1
     printed = capsys.readouterr().out
-    assert "41 of 42 are equal." in printed
+    assert "41 of 42 counts match the paper." in printed
     assert "differs by -1" in printed
 
 
 def test_the_command_fails_if_a_model_differs(capsys, monkeypatch):
     monkeypatch.setitem(paper.LANGUAGES, "dyck", paper.LanguageSizes(5, 2))
     assert main(["params"]) == 1
-    assert "36 of 42 are equal." in capsys.readouterr().out
+    assert "36 of 42 counts match the paper." in capsys.readouterr().out

@@ -131,7 +131,7 @@ def test_measured_costs_grow():
 
 def test_table_5(tmp_path, capsys):
     assert main(["reproduce", "table-5", "--out", str(tmp_path)]) == 0
-    assert "30 of 30 counts are equal." in capsys.readouterr().out
+    assert "30 of 30 counts match the paper." in capsys.readouterr().out
     assert len((tmp_path / "table-5.csv").read_text().splitlines()) == 31
 
 

@@ -101,8 +101,8 @@ def test_invalid_vocabularies(tmp_path):
         ("{}", ": types: expected a list of types"),
         ('{"types": ["a"]}', ": expected the keys unknown .* and pieces"),
         ('{"types": ["a", "a"], "unknown": null, "pieces": false}', ": types: expected distinct types, got 'a'"),
-        ("[" * 100_000, ": not JSON that can be read: maximum recursion depth"),
-        ('{"types": ' + "1" * 5000 + "}", ": not JSON that can be read: Exceeds the limit"),
+        ("[" * 100_000, ": cannot read this JSON: maximum recursion depth"),
+        ('{"types": ' + "1" * 5000 + "}", ": cannot read this JSON: Exceeds the limit"),
     ):
         (tmp_path / "vocabulary.json").write_text(text)
         with pytest.raises(ValueError, match=rf"vocabulary\.json{message}"):

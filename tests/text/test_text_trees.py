@@ -60,9 +60,9 @@ def test_windows_line_ends(tmp_path):
     [
         (
             "( (S (NN a)\n  (NN b) )\n( (NN c) )",
-            "here, line 3: a tree starts here, but the tree of line 1 lacks 1 closing br",
+            "here, line 3: a tree starts here, but the tree on line 1 lacks 1 closing br",
         ),
-        ("( (NN a) )\n( (S (NN b)", "here, line 2: the file ends, but the tree of line 2 lacks 2 closing brackets"),
+        ("( (NN a) )\n( (S (NN b)", "here, line 2: the file ends, but the tree on line 2 lacks 2 closing brackets"),
         ("( (NN a) )\n\n )", "here, line 3: unmatched closing bracket"),
         ("( (NN a) )\nstray", "here, line 2: expected a tree, got 'stray'"),
         ("( (NN a\n b) )", r"here, line 2: expected \(TAG word\), got \(NN a b\)"),

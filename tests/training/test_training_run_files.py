@@ -88,7 +88,7 @@ def test_invalid_state(key, value, message, folder):
         (b"\xff\n", ", line 1: not UTF-8: byte 0xff"),
         (b'{"a": 1,\n', ", line 2: not JSON"),
         (b"[1]", ": expected a JSON object, got list"),
-        (b"[" * 100_000, ": not JSON"),
+        (b"[" * 100_000, ": cannot read this JSON"),
         (b'{"a": ' + b"1" * 10_000 + b"}", ": "),
     ],
 )

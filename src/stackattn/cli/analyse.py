@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_number, add_seed
+from .arguments import add_number, add_seed, path
 
 EXAMPLE = "example"  # the run that is shipped with the package
 
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
     add_number(parser, "--stack", "show only the stack with this number, counted from 1", "all stacks")
     add_seed(parser, "sampled strings and runs")
-    parser.add_argument("--out", metavar="FOLDER", help="output folder (default: RUN/analysis, or out/example)")
+    parser.add_argument(
+        "--out", type=path, metavar="FOLDER", help="output folder (default: RUN/analysis, or out/example)"
+    )
     parser.add_argument("--no-figures", action="store_true", help="write only the report, without SVG and PNG files")
 
 

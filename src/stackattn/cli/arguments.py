@@ -25,6 +25,13 @@ def at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str]
     return convert
 
 
+def path(text: str) -> Path:
+    """The argument type of files and folders to write: Path would take an empty text for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    return Path(text)
+
+
 def add_actions(parser: argparse.ArgumentParser, metavar: str = "ACTION") -> Any:
     """Add actions to a command; return the object to which their parsers are added. `args.action` is the action."""
     return parser.add_subparsers(dest="action", metavar=metavar, required=True)
@@ -79,12 +86,12 @@ def add_corpus_of_run(parser: argparse.ArgumentParser, splits: Sequence[str]) ->
 
 def add_new_corpus(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
     """Add the argument `name` for the folder of a corpus to prepare."""
-    parser.add_argument(name, type=Path, help="folder of the corpus; must not exist", **options)
+    parser.add_argument(name, type=path, help="folder of the corpus; must not exist", **options)
 
 
 def add_output_file(parser: argparse.ArgumentParser) -> None:
     """Add the option for a file to write instead of standard output."""
-    parser.add_argument("--out", type=Path, metavar="FILE", help="output file (default: standard output)")
+    parser.add_argument("--out", type=path, metavar="FILE", help="output file (default: standard output)")
 
 
 def write_output(out: Path | None, text: str) -> None:
@@ -114,7 +121,7 @@ def add_training_arguments(commands: Any, example: str) -> None:
         description="Train one model and write configuration, metrics, checkpoints and the best model to a folder.",
     )
     train.set_defaults(to_continue="pass --resume to continue from the last checkpoint")
-    train.add_argument("--out", required=True, metavar="FOLDER", help="folder of the run (required)")
+    train.add_argument("--out", type=path, required=True, metavar="FOLDER", help="folder of the run (required)")
     train.add_argument(
         "--resume",
         action="store_true",
@@ -145,7 +152,9 @@ def add_training_arguments(commands: Any, example: str) -> None:
         "validation. Run the same command again to continue.",
     )
     sweep.set_defaults(to_continue=TO_CONTINUE)
-    sweep.add_argument("--out", required=True, metavar="FOLDER", help="folder of the runs 00, 01, ... (required)")
+    sweep.add_argument(
+        "--out", type=path, required=True, metavar="FOLDER", help="folder of the runs 00, 01, ... (required)"
+    )
     add_number(sweep, "--restarts", "number of runs", 10, least=1)
     drawn = "seed from which learning rates and the seeds of the runs are drawn"
     add_number(sweep, "--seed", drawn, 0, least=0)

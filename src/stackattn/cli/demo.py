@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..paper.configurations import CONFIGS, load_configuration
 from ..paper.names import LABELS, STACKS_ALONE
-from .arguments import TO_CONTINUE, add_number, add_seed
+from .arguments import TO_CONTINUE, add_number, add_seed, path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,11 @@ TABLE_LENGTHS = (16, 40, 100)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(to_continue=TO_CONTINUE)
     parser.add_argument(
-        "--out", default="out/demo", metavar="FOLDER", help="folder for runs, figure and report (default: %(default)s)"
+        "--out",
+        type=path,
+        default="out/demo",
+        metavar="FOLDER",
+        help="folder for runs, figure and report (default: %(default)s)",
     )
     add_number(parser, "--epochs", "number of epochs", "from the configurations, 12", least=1)
     add_seed(parser, "the noise, the data and the training")
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     jobs = {name: configure(Path(args.configs) / f"{name}.yaml", args.seed, args.epochs) for name in MODELS}
     read_brackets(console, args.seed)
-    return compare(console, Path(args.out), jobs, args.seed)
+    return compare(console, args.out, jobs, args.seed)
 
 
 def read_brackets(console: Console, seed: int) -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_actions, add_number, add_output_file, read_input, write_output
+from .arguments import add_actions, add_number, add_output_file, path, read_input, write_output
 from .progress import track
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         summary,
         "Write training, validation and test sets: strings as text, with their probabilities as JSON.",
     )
-    write.add_argument("out", type=Path, metavar="FOLDER", help="folder for the files")
+    write.add_argument("out", type=path, metavar="FOLDER", help="folder for the files")
     write.add_argument(
         "--seed", type=int, required=True, metavar="N", help="seed of the training and validation sets (required)"
     )
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("test-per-length", 100, "test strings of each length"),
     ):
         add_number(write, f"--{name}", meaning, number)
-    write.add_argument("--force", action="store_true", help="replace existing files (default: refuse)")
+    write.add_argument("--force", action="store_true", help="replace existing files (default: stop with an error)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -247,7 +247,7 @@ def _add_action(commands: Any, name: str, summary: str, description: str) -> arg
         metavar="NAME=VALUE",
         help="a parameter of the language, such as k=3 or variant=published; may be repeated",
     )
-    parser.add_argument("--strict", action="store_true", help="refuse a file whose weights do not sum to 1")
+    parser.add_argument("--strict", action="store_true", help="reject a file whose weights do not sum to 1")
     return parser
 
 

@@ -17,6 +17,7 @@ from .arguments import (
     add_number,
     add_torch_arguments,
     add_training_arguments,
+    path,
 )
 from .progress import Heartbeat
 from .training import run_action
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     evaluate.add_argument(
         "--out",
+        type=path,
         metavar="NAME",
         help="write the scores to NAME.json and the translations to NAME.txt (default: RUN/SPLIT; with --files, "
         "RUN/files)",
@@ -98,7 +100,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     translator = _translator(args.run, args)
     with _counter("translating", len(source)) as done:
         found, translations = translator.evaluate(source, reference, done)
-    name = Path(args.out) if args.out else Path(args.run) / ("files" if args.files else args.split)
+    name = args.out or Path(args.run) / ("files" if args.files else args.split)
     write_scores(name, {**data, "model": TrainingRun(args.run).model_checksum(), **found}, translations)
     for metric, title in (("bleu", "BLEU"), ("chrf", "chrF")):
         print(f"{title} {found[metric]:.2f}  {found[f'{metric}_signature']}")

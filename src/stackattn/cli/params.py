@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
         table.add_row(number, task, label, f"{ours:,}", f"{paper:,}", result)
     console = Console(highlight=False)
     console.print(table, markup=False)
-    console.print(f"{differences.count(0)} of {len(differences)} are equal.")
+    console.print(f"{differences.count(0)} of {len(differences)} counts match the paper.")
     return 1 if any(differences) else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..paper.experiments import MEASUREMENTS, TARGETS, Target
-from .arguments import TO_CONTINUE, add_actions, add_config_arguments, add_number, add_sweep_arguments, at_least
+from .arguments import TO_CONTINUE, add_actions, add_config_arguments, add_number, add_sweep_arguments, at_least, path
 from .progress import Heartbeat
 from .training import print_unfinished, run_jobs
 
@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = targets.add_parser(name, help=target.summary, description=description)
         command.set_defaults(to_continue=TO_CONTINUE)
         command.add_argument(
-            "--out", default=target.out, metavar="FOLDER", help="folder of the runs to show (default: %(default)s)"
+            "--out",
+            type=path,
+            default=target.out,
+            metavar="FOLDER",
+            help="folder of the runs to show (default: %(default)s)",
         )
         if target.trains:
             _add_training_arguments(command, target)
@@ -33,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description = f"{measurement.summary}. Nothing is trained."
         command = targets.add_parser(name, help=measurement.summary, description=description)
         command.add_argument(
-            "--out", default=measurement.out, metavar="FOLDER", help="folder for the table (default: %(default)s)"
+            "--out",
+            type=path,
+            default=measurement.out,
+            metavar="FOLDER",
+            help="folder for the table (default: %(default)s)",
         )
 
 
@@ -79,8 +87,8 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
 
 def run(args: argparse.Namespace) -> int:
     if args.action in MEASUREMENTS:
-        return MEASUREMENTS[args.action].show(Path(args.out))
-    target, out = TARGETS[args.action], Path(args.out)
+        return MEASUREMENTS[args.action].show(args.out)
+    target, out = TARGETS[args.action], args.out
     failed = []
     if target.draws and (not target.trains or args.job is None):
         from ..analysis.figures import import_matplotlib
@@ -91,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         jobs = target.jobs(out, args.tasks, args.models, restarts, args.configs, args.set, args.preset)
         if args.job is not None:
             if not 0 <= args.job < len(jobs):
-                raise ValueError(f"--job: expected 0 to {len(jobs) - 1}, got {args.job}")
+                raise ValueError(f"--job: expected a number from 0 to {len(jobs) - 1}, got {args.job}")
             return 1 if _train([jobs[args.job]], args) else 0
         failed = _train(jobs, args)
         print_unfinished(jobs, failed, args.minutes_each)

@@ -50,7 +50,7 @@ def _read_config(args: argparse.Namespace) -> Any:
     if getattr(args, "resume", False) and not described:
         cls = config_class(args.command)
         # read in two steps, so that the errors of --set are not attributed to the stored configuration
-        return from_values(cls, to_values(config_of(cls, args.out)), args.set, str(Path(args.out) / "config.json"))
+        return from_values(cls, to_values(config_of(cls, args.out)), args.set, str(args.out / "config.json"))
     return load_configuration(args.command, args.config, args.set, args.preset)
 
 
@@ -66,7 +66,7 @@ def _train(args: argparse.Namespace) -> int:
             config,
             args.out,
             resume=args.resume,
-            callback=display(Path(args.out).name) if display else None,
+            callback=display(args.out.name) if display else None,
             minutes=args.minutes,
             log=args.log,
             init_from=args.init_from,
@@ -98,7 +98,7 @@ def _sweep(args: argparse.Namespace) -> int:
     from .progress import ProgressDisplay, outcome
 
     config = _read_config(args)
-    jobs = [(Path(args.out) / f"{i:02d}", restart(config, i, args.seed)) for i in range(args.restarts)]
+    jobs = [(args.out / f"{i:02d}", restart(config, i, args.seed)) for i in range(args.restarts)]
     outcomes = {}
     with ProgressDisplay() as display:
 

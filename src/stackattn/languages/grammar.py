@@ -99,7 +99,7 @@ class PCFG(Language):
         if strict and not all(parsed.weighted):
             number = parsed.weighted.index(False)
             raise GrammarError(
-                f"{parsed.places[number]}: a rule of {parsed.rules[number].lhs!r} has no weight (strict)"
+                f"{parsed.places[number]}: a rule for {parsed.rules[number].lhs!r} has no weight (strict)"
             )
         grammar = cls.__new__(cls)
         symbols = parsed.terminals if terminals is None else list(terminals)
@@ -144,7 +144,7 @@ class PCFG(Language):
         for lhs, total in totals.items():
             place = first_places[lhs]
             if total == 0:
-                raise GrammarError(f"{place}: all rules of {lhs!r} have weight 0")
+                raise GrammarError(f"{place}: all rules for {lhs!r} have weight 0")
             if strict and abs(total - 1) > Fraction(1, 10**9):
                 shown = Decimal(total.numerator) / Decimal(total.denominator)  # may exceed the range of float
                 raise GrammarError(f"{place}: the weights of {lhs!r} sum to {shown:.12g}, not to 1 (strict)")

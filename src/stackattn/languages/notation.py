@@ -75,11 +75,11 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
         if not tokens:
             continue
         if tokens[0][0] != "name":
-            raise GrammarError(f"{place}: a rule starts with a nonterminal, got {tokens[0][1]!r}")
+            raise GrammarError(f"{place}: a rule must start with a nonterminal, got {tokens[0][1]!r}")
         lhs = tokens[0][1]
         if len(tokens) < 2 or tokens[1][0] != "arrow":
-            got = tokens[1][1] if len(tokens) > 1 else "the end of the line"
-            raise GrammarError(f"{place}: expected '->' after {lhs!r}, got {got!r}")
+            got = repr(tokens[1][1]) if len(tokens) > 1 else "the end of the line"
+            raise GrammarError(f"{place}: expected '->' after {lhs!r}, got {got}")
         for rhs, weight in _alternatives(tokens[2:], lhs, place):
             check_length(rhs, place, lhs)
             for kind, symbol in rhs:
@@ -137,13 +137,13 @@ def check_weight(weight: object, place: str, lhs: str) -> Fraction:
     try:
         value = exact(weight)
     except NumberTooLongError as error:
-        raise GrammarError(f"{place}: the weight of a rule of {lhs!r}: {error}") from None
+        raise GrammarError(f"{place}: the weight of a rule for {lhs!r}: {error}") from None
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         if isinstance(weight, float) and not math.isfinite(weight):
-            raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must be finite, got {weight}") from None
-        raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must be a number, got {weight!r}") from None
+            raise GrammarError(f"{place}: the weight of a rule for {lhs!r} must be finite, got {weight}") from None
+        raise GrammarError(f"{place}: the weight of a rule for {lhs!r} must be a number, got {weight!r}") from None
     if value < 0:
-        raise GrammarError(f"{place}: the weight of a rule of {lhs!r} must not be negative, got {weight}")
+        raise GrammarError(f"{place}: the weight of a rule for {lhs!r} must not be negative, got {weight}")
     return value
 
 
@@ -151,7 +151,7 @@ def check_length(rhs: Sequence[object], place: str, lhs: str) -> None:
     """Raise GrammarError if a right-hand side has too many symbols."""
     if len(rhs) > MAX_SYMBOLS:
         raise GrammarError(
-            f"{place}: expected at most {MAX_SYMBOLS:,} symbols in a rule of {lhs!r}, got {len(rhs):,}; split the rule"
+            f"{place}: expected at most {MAX_SYMBOLS:,} symbols in a rule for {lhs!r}, got {len(rhs):,}; split the rule"
         )
 
 
@@ -200,12 +200,12 @@ def _alternatives(
             symbol = word[1:-1]
             if not symbol or symbol != "".join(symbol.split()):
                 raise GrammarError(
-                    f"{place}: terminal {word} in a rule of {lhs!r} must be a word without spaces; "
+                    f"{place}: terminal {word} in a rule for {lhs!r} must be a word without spaces; "
                     "for the empty string write an alternative without symbols"
                 )
             rhs.append(("terminal", symbol))
         elif kind == "name":
             rhs.append(("name", word))
         else:
-            raise GrammarError(f"{place}: unexpected {word!r} in a rule of {lhs!r}")
+            raise GrammarError(f"{place}: unexpected {word!r} in a rule for {lhs!r}")
     return found

@@ -108,7 +108,7 @@ def sample(
         sample(model, torch.full((8, 1), bos), eos=eos, max_new_tokens=50, top_p=0.9, generator=generator)
     """
     if not temperature > 0:
-        raise ValueError(f"temperature: expected a positive number, got {temperature!r}; use `greedy` for the limit 0")
+        raise ValueError(f"temperature: expected a positive number, got {temperature!r}; use `greedy` instead of 0")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k: expected a positive integer, got {top_k!r}")
     if top_p is not None and not 0 < top_p <= 1:
@@ -298,7 +298,7 @@ def _read(
     """Read the prompts; returns log-probabilities (B, V) of the next token, and the state."""
     if prompts.dim() != 2 or prompts.shape[1] == 0 or prompts.is_floating_point():
         got = f"{tuple(prompts.shape)} of {prompts.dtype}"
-        raise ValueError(f"prompts: expected tokens of shape (B, T) with T of at least 1, got {got}")
+        raise ValueError(f"prompts: expected tokens of shape (B, T) with T at least 1, got {got}")
     B, T = prompts.shape
     if lengths is not None and (
         lengths.shape != (B,) or lengths.is_floating_point() or not all(1 <= n <= T for n in _on_host(lengths))

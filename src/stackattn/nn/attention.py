@@ -26,7 +26,7 @@ class AttentionState(State):
     real: Tensor | None  # (B, steps so far): steps that are not padding; None if there is no padding
 
     def restart(self, rows: Tensor) -> AttentionState:
-        """Turn all steps so far of each sequence of `rows`, (B,), bool, into padding."""
+        """Mark all steps so far as padding in the sequences where `rows`, (B,), bool, is true."""
         real = rows.new_ones(rows.shape[0], self.keys.shape[2]) if self.real is None else self.real
         return replace(self, real=real & ~rows[:, None])
 
@@ -88,7 +88,7 @@ class SelfAttention(_Attention):
         heads: number of heads.
         dropout: dropout rate of the attention weights.
         causal: whether a step attends only to itself and to earlier steps.
-        rotary: whether queries and keys are rotated by their position, see `rotate`; needs an even head size.
+        rotary: whether queries and keys are rotated by their position (see `rotate`); requires an even head size.
 
     Raises:
         ValueError: a size or the dropout rate is invalid.
@@ -166,7 +166,7 @@ class SelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Softmax attention of a sequence over another one, the memory, which is projected once for all steps.
+    """Softmax attention of a sequence over another sequence, the memory, which is projected once for all steps.
 
     Args:
         d_model: size of inputs, memory and outputs; a multiple of `heads`.
@@ -196,7 +196,7 @@ class CrossAttention(_Attention):
         return Memory(self._split(keys), self._split(values), real, source)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """Attend to the memory: (B, U, d_model) -> (B, U, d_model)"""
+        """Attend to the memory: (B, U, d_model) -> (B, U, d_model)."""
         self._check("x", x)
         mask = None if memory.real is None else memory.real[:, None, None]
         return self._attend(self._split(self.to_queries(x)), memory.keys, memory.values, mask)

@@ -16,7 +16,7 @@ def show(out: Path) -> int:
         for label, paper in counts.items()
     ]
     different = sum(ours != paper for *_, ours, paper in rows)
-    notes = f"{len(rows) - different} of {len(rows)} counts are equal."
+    notes = f"{len(rows) - different} of {len(rows)} counts match the paper."
     return publish("table-5", ["task", "model", "parameters", "parameters, paper"], rows, notes, out) or int(
         different > 0
     )

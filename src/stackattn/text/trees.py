@@ -40,7 +40,7 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
     for number, line in enumerate(lines, 1):
         if line.startswith("(") and open_at:
             raise fail(
-                number, f"a tree starts here, but the tree of line {open_at[0]} lacks {len(open_at)} closing brackets"
+                number, f"a tree starts here, but the tree on line {open_at[0]} lacks {len(open_at)} closing brackets"
             )
         for token in _TOKEN.findall(line):
             if token == "(":
@@ -68,4 +68,4 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
                     yield words
                     words = []
     if open_at:
-        raise fail(number, f"the file ends, but the tree of line {open_at[0]} lacks {len(open_at)} closing brackets")
+        raise fail(number, f"the file ends, but the tree on line {open_at[0]} lacks {len(open_at)} closing brackets")

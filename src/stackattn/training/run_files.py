@@ -86,9 +86,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path)
     except FileNotFoundError:
-        raise RunError(
-            f"{path}: expected a file of a run, found none; check that {path.parent} is the folder of a run"
-        ) from None
+        raise RunError(f"{path}: no such file; check that {path.parent} is the folder of a run") from None
     except OSError as error:
         raise _unreadable(path, error) from None
     except ValueError as error:
