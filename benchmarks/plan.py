@@ -21,10 +21,11 @@ from pathlib import Path
 import torch
 from rich.progress import track
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn import functional
 
 from stackattn.files import write_json, write_text
 from stackattn.models import build_model
+from stackattn.ops.cross_entropy import cross_entropy
 from stackattn.paper.models import LANGUAGES, paper_config, paper_models
 from stackattn.paper.names import SLUGS
 from stackattn.training.environment import environment, keep_freed_memory, peak_memory
@@ -40,6 +41,8 @@ LENGTHS = (40, 50, 60, 70, 80)  # training lengths are uniform from 40 to 80
 SENTENCES, SENTENCE = 39_831, 24  # number and mean length of the Penn Treebank's training sentences
 PAIRS, PAIR = 100_000, 27  # number of sentence pairs for translation, and assumed tokens on each side
 REPEATS = 3
+BATCH_TOKENS = 2048  # tokens of a batch for translation, on each side
+LABEL_SMOOTHING = 0.1  # of translation
 
 
 def kind(task: str) -> str:
@@ -101,10 +104,11 @@ def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
         batches = [(text(320 // SENTENCE, SENTENCE),)]  # 128 to 512 tokens
         steps, checks = SENTENCES / (320 // SENTENCE), 2 * 1346 / (320 // SENTENCE)
     else:
-        batches = [(text(2048 // (PAIR + 1), PAIR), text(2048 // (PAIR + 1), PAIR))]
-        steps, checks = PAIRS / (2048 // (PAIR + 1)), 2 * 2000 / (2048 // (PAIR + 1))
+        size = BATCH_TOKENS // (PAIR + 1)
+        batches = [(text(size, PAIR), text(size, PAIR))]
+        steps, checks = PAIRS / size, 2 * 2000 / size
     model.train()
-    step = min(sum(_step(model, optimizer, batch) for batch in batches) for _ in range(REPEATS + 1))
+    step = min(sum(_step(model, optimizer, batch, kind(task)) for batch in batches) for _ in range(REPEATS + 1))
     model.eval()
     with torch.no_grad():
         check = min(sum(_seconds(lambda batch=batch: model(*batch)) for batch in batches) for _ in range(REPEATS))
@@ -116,12 +120,19 @@ def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
     }
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[Tensor]) -> float:
+def _loss(logits: Tensor, targets: Tensor, experiment: str) -> Tensor:
+    """The loss of the experiment's training: summed over a string, averaged over strings."""
+    if experiment == "cfl":
+        losses = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    else:
+        losses = cross_entropy(logits, targets, label_smoothing=LABEL_SMOOTHING if experiment == "mt" else 0.0)
+    return losses.sum() / len(targets)
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[Tensor], experiment: str) -> float:
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        logits = model(*batch)
-        loss = cross_entropy(logits.flatten(0, 1), batch[-1].flatten(), reduction="sum") / len(batch[-1])
-        loss.backward()
+        _loss(model(*batch), batch[-1], experiment).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
 
