@@ -46,6 +46,17 @@ def test_a_committed_run_has_the_shipped_configuration(folder):
     assert options(config_of(type(config), folder)) == options(config)
 
 
+FULL_RUNS = sorted(path.parent for path in (RESULTS / "figure-2-full").rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize("folder", FULL_RUNS, ids=lambda folder: "-".join(folder.parts[-3:]))
+def test_a_run_to_early_stopping_is_a_restart_of_figure_2(folder):
+    """With the options of the published code, and the learning rate and the seeds of its cell and number."""
+    task, model, number = folder.parts[-3:]
+    ((_, config),) = TARGETS["figure-2"].jobs(folder, [task], [model], [int(number)])
+    assert options(config_of(type(config), folder)) == options(config)
+
+
 def options(config):
     values = to_values(config)
     for corpus in ("checksum", "digest", "fingerprint"):  # of data that is not in the repository
