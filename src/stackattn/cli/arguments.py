@@ -89,6 +89,14 @@ def add_new_corpus(parser: argparse.ArgumentParser, name: str, **options: Any) -
     parser.add_argument(name, type=path, help="folder of the corpus; must not exist", **options)
 
 
+def add_output_folder(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
+    """Add the option for the folder to write to; it is required if there is no default."""
+    end = "required" if default is None else "default: %(default)s"
+    parser.add_argument(
+        "--out", type=path, required=default is None, default=default, metavar="FOLDER", help=f"{meaning} ({end})"
+    )
+
+
 def add_output_file(parser: argparse.ArgumentParser) -> None:
     """Add the option for a file to write instead of standard output."""
     parser.add_argument("--out", type=path, metavar="FILE", help="output file (default: standard output)")
@@ -121,7 +129,7 @@ def add_training_arguments(commands: Any, example: str) -> None:
         description="Train one model and write configuration, metrics, checkpoints and the best model to a folder.",
     )
     train.set_defaults(to_continue="pass --resume to continue from the last checkpoint")
-    train.add_argument("--out", type=path, required=True, metavar="FOLDER", help="folder of the run (required)")
+    add_output_folder(train, "folder of the run")
     train.add_argument(
         "--resume",
         action="store_true",
@@ -152,9 +160,7 @@ def add_training_arguments(commands: Any, example: str) -> None:
         "validation. Run the same command again to continue.",
     )
     sweep.set_defaults(to_continue=TO_CONTINUE)
-    sweep.add_argument(
-        "--out", type=path, required=True, metavar="FOLDER", help="folder of the runs 00, 01, ... (required)"
-    )
+    add_output_folder(sweep, "folder of the runs 00, 01, ...")
     add_number(sweep, "--restarts", "number of runs", 10, least=1)
     drawn = "seed from which learning rates and the seeds of the runs are drawn"
     add_number(sweep, "--seed", drawn, 0, least=0)

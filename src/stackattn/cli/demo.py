@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..paper.configurations import CONFIGS, load_configuration
 from ..paper.names import LABELS, STACKS_ALONE
-from .arguments import TO_CONTINUE, add_number, add_seed, path
+from .arguments import TO_CONTINUE, add_number, add_output_folder, add_seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,13 +33,7 @@ TABLE_LENGTHS = (16, 40, 100)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(to_continue=TO_CONTINUE)
-    parser.add_argument(
-        "--out",
-        type=path,
-        default="out/demo",
-        metavar="FOLDER",
-        help="folder for runs, figure and report (default: %(default)s)",
-    )
+    add_output_folder(parser, "folder for runs, figure and report", "out/demo")
     add_number(parser, "--epochs", "number of epochs", "from the configurations, 12", least=1)
     add_seed(parser, "the noise, the data and the training")
     parser.add_argument(

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..paper.experiments import MEASUREMENTS, TARGETS, Target
-from .arguments import TO_CONTINUE, add_actions, add_config_arguments, add_number, add_sweep_arguments, at_least, path
+from .arguments import (
+    TO_CONTINUE,
+    add_actions,
+    add_config_arguments,
+    add_number,
+    add_output_folder,
+    add_sweep_arguments,
+    at_least,
+)
 from .progress import Heartbeat
 from .training import print_unfinished, run_jobs
 
@@ -24,25 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description = f"{target.summary}. {what if target.trains else 'Nothing is trained.'}"
         command = targets.add_parser(name, help=target.summary, description=description)
         command.set_defaults(to_continue=TO_CONTINUE)
-        command.add_argument(
-            "--out",
-            type=path,
-            default=target.out,
-            metavar="FOLDER",
-            help="folder of the runs to show (default: %(default)s)",
-        )
+        add_output_folder(command, "folder of the runs to show", target.out)
         if target.trains:
             _add_training_arguments(command, target)
     for name, measurement in MEASUREMENTS.items():
         description = f"{measurement.summary}. Nothing is trained."
         command = targets.add_parser(name, help=measurement.summary, description=description)
-        command.add_argument(
-            "--out",
-            type=path,
-            default=measurement.out,
-            metavar="FOLDER",
-            help="folder for the table (default: %(default)s)",
-        )
+        add_output_folder(command, "folder for the table", measurement.out)
 
 
 def _add_training_arguments(command: argparse.ArgumentParser, target: Target) -> None:

@@ -23,7 +23,9 @@
 - transitions.py: the three transition tensors as one
 - pytorch/: the charts in plain PyTorch, for any device
 - cpp/: the charts in C++, for the CPU
-- triton_backend/: the charts in Triton, for GPUs; memory.py: the limit on the memory of charts
+- triton_backend/: the charts in Triton, for GPUs
+- memory.py: the limit on the memory of charts, and the error if there is too little memory
+- caller.py: warnings that point to the caller's code
 
 NOTATION.md explains the letters.
 """
