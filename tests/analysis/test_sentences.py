@@ -60,7 +60,7 @@ def mt_run(tmp_path_factory):
     )
 
 
-def test_a_language_model(lm_run, tmp_path):
+def test_a_language_model(lm_run):
     found = study(lm_run)
     (studied,) = found.runs
     assert isinstance(studied.run, SentenceRun)
@@ -173,7 +173,7 @@ def test_in_the_browser(lm_run, mt_run, tmp_path, open_page):
 
 
 def test_errors(lm_run, mt_run, make_run, tmp_path, capsys):
-    """A missing corpus, an empty sentence, and several runs of which one has no corpus."""
+    """A missing corpus, an empty sentence, and a folder of two runs, one of them without its corpus."""
     moved = shutil.copytree(lm_run, tmp_path / "sweep/lm")
     values = json.loads((moved / "config.json").read_text())
     values["data"]["folder"] = str(tmp_path / "nowhere")
