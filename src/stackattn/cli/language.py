@@ -245,9 +245,11 @@ def _add_action(commands: Any, name: str, summary: str, description: str) -> arg
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a parameter of the language, such as k=3 or variant=published; may be repeated",
+        help="set a parameter of the language, such as k=3 or variant=published; may be repeated",
     )
-    parser.add_argument("--strict", action="store_true", help="reject a file whose weights do not sum to 1")
+    parser.add_argument(
+        "--strict", action="store_true", help="reject weights that do not sum to 1 (default: normalise them)"
+    )
     return parser
 
 
@@ -305,10 +307,13 @@ def _pair(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _lengths(language: Language, args: argparse.Namespace) -> Any:
+    from stackattn.languages.language import describe_lengths
+
     shortest, longest = _pair(args)
     valid = language.valid_lengths(shortest, longest)
     if not len(valid):
-        raise ValueError(f"--lengths: {language} has no strings of lengths {shortest}..{longest}")
+        option = "--lengths" if args.length is None else "--length"
+        raise ValueError(f"{option}: {language} has no strings of {describe_lengths(shortest, longest)}")
     return valid
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import nn
 
-from ..config import ConfigError, from_values
+from ..config import ConfigError, FieldError, from_values
 from .environment import keep_freed_memory
 from .loop import Task, TrainingCallback, train
 from .options import TrainingConfig
@@ -74,7 +74,7 @@ def run_experiment(
             and vocabulary.
         device: a PyTorch device, such as `cpu` or `cuda`.
 
-    From then on, the process keeps memory that it frees, see `keep_freed_memory`.
+    After this call, the process keeps memory that it frees, see `keep_freed_memory`.
 
     Under `torchrun`, all processes train one model. They need access to the same folder; only rank 0 writes to it.
 
@@ -105,6 +105,8 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
     """Call `make`; prefix its errors with the section of the configuration."""
     try:
         return make(*arguments)
+    except FieldError as error:
+        raise ConfigError(f"{section}.{error}") from error
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{section}: {error}") from error
 
