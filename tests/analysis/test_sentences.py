@@ -180,7 +180,7 @@ def test_errors(lm_run, mt_run, make_run, tmp_path, capsys):
     (moved / "config.json").write_text(json.dumps(values))
     assert main(["analyse", str(moved)]) == 2
     error = capsys.readouterr().err
-    assert "sentences are drawn from the corpus of the run, which cannot be read" in error
+    assert "stackattn analyse: cannot read the corpus of the run, from which sentences are drawn: " in error
     assert "pass --string to analyse other sentences" in error
     assert main(["analyse", str(moved), "--string", "a bee", "--no-figures"]) == 0
     for folder in (lm_run, mt_run):
@@ -189,7 +189,7 @@ def test_errors(lm_run, mt_run, make_run, tmp_path, capsys):
     make_run(folder="sweep/cfl")
     assert main(["analyse", str(tmp_path / "sweep"), "--samples", "1"]) == 1
     printed = capsys.readouterr()
-    assert "skipped run lm: run lm: sentences are drawn from the corpus" in printed.err
+    assert "skipped run lm: cannot read the corpus of the run" in printed.err
     assert "difference" in printed.out
     assert "perplexity" in printed.out
 

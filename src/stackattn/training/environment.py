@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from .. import __version__
+from ..ops import backends
+
 
 def environment() -> dict[str, Any]:
     """Return the versions, threads, processes, hardware and backends that a run stores in its environment.json."""
-    from .. import __version__
-    from ..ops import backends
-
     return {
         "stackattn": __version__,
         "torch": torch.__version__,

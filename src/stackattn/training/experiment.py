@@ -167,6 +167,11 @@ def perplexity(nats: float) -> float:
     return math.exp(nats) if nats < 700 else nats * math.inf
 
 
+def ending(result: Mapping[str, Any]) -> str:
+    """Return how a run ended, in words, from its result; see `TrainingRun.result`."""
+    return "reached max_epochs" if result["stopped"] == "max_epochs" else result["stopped"]
+
+
 def headline(values: dict[str, Any]) -> tuple[str, float]:
     """Return the name and value of the metric by which runs are compared; lower is better."""
     for key, name in (DIFFERENCE, PERPLEXITY):
