@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the longest; 40 to 100 for the paper's runs)",
     )
     add_number(evaluate, "--step", "test one length out of every N, for long ranges", 1, least=1)
-    add_number(evaluate, "--per-length", "strings of each length", 100, least=1)
+    add_number(evaluate, "--per-length", "number of strings of each length", 100, least=1)
     add_seed(evaluate, "the test strings")
 
 
