@@ -15,7 +15,7 @@ from pathlib import Path
 from stackattn.files import write_json, write_text
 from stackattn.ops.dispatch import kernel
 from stackattn.paper.models import TABLE_3
-from stackattn.training.environment import environment
+from stackattn.training.environment import describe_environment
 
 from .plan import EPOCHS, REPEATS, RESTARTS, RESULTS, ROOT, cells, kind
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for cell, seconds in measured(folder, chosen, args.repeats).items():
                 best[cell] = min(seconds, best.get(cell, seconds))
     before, after = found.values()
-    commits, made_with = [commit(folder) for folder in found], environment()
+    commits, made_with = [commit(folder) for folder in found], describe_environment()
     rows = [{"task": t, "model": m, "before": before[t, m], "after": after[t, m]} for t, m in chosen]
     path = RESULTS / f"{args.output}.json"
     write_json(

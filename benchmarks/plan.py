@@ -28,7 +28,7 @@ from stackattn.models import build_model
 from stackattn.ops.cross_entropy import cross_entropy
 from stackattn.paper.models import LANGUAGES, paper_config, paper_models
 from stackattn.paper.names import SLUGS
-from stackattn.training.environment import environment, keep_freed_memory, peak_memory
+from stackattn.training.environment import describe_environment, keep_freed_memory, peak_memory
 from stackattn.training.run import TrainingRun
 from stackattn.training.run_files import RESULT
 
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for cell in track(cells(), "measuring"):
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # a process per cell, to measure its memory
                 rows.append(pool.submit(measure, cell).result())
-        found = {"environment": environment(), "cells": rows}
+        found = {"environment": describe_environment(), "cells": rows}
     found["cells"] = with_epochs(found["cells"], finished_epochs(args.runs))
     found["plan"] = plan(found["cells"])
     write_json(path, found)

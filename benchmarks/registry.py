@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 
 from . import long, models, sentences, steps, translation
 from .steps import Shape, Step
@@ -223,10 +222,7 @@ CASES = {
         sentences.training,
         tests=(*MODEL_TESTS, "tests/training/test_training_lm.py"),
     ),
-}
-
-if find_spec("stackattn.ops.runs"):
-    CASES["runs"] = Case(
+    "runs": Case(
         "The best run of each sequence, and ten samples of each.",
         "BTQS",
         (Shape(B=1, T=100), Shape(T=100)),
@@ -235,4 +231,5 @@ if find_spec("stackattn.ops.runs"):
             "sample_runs": Contender(partial(steps.runs, name="sample_runs", num_samples=10)),
         },
         tests=("tests/ops/test_runs.py",),
-    )
+    ),
+}

@@ -75,9 +75,9 @@ def test_strings_outside_the_language(make_run):
 
 
 def test_selected_strings():
-    assert select_strings(marked_reversal(), (40, 80))[0].source == "Appendix E of the paper"
+    assert select_strings(marked_reversal(), (40, 80))[0].origin == "Appendix E of the paper"
     assert dyck().decode(select_strings(dyck(variant="published"), (40, 80))[0].ids, "") == PAPER["dyck"]
-    assert [s.source for s in select_strings(dyck(), (4, 8), seed=7)] == ["sample 1, seed 7", "sample 2, seed 7"]
+    assert [s.origin for s in select_strings(dyck(), (4, 8), seed=7)] == ["sample 1, seed 7", "sample 2, seed 7"]
     assert len(select_strings(dyck(), (40, 80), samples=1)) == 1
     for name, text in PAPER.items():
         assert get_language(name, variant="published").contains(text)

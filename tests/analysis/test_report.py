@@ -50,10 +50,10 @@ def test_stacks_have_names_and_can_be_selected(make_run):
     (studied,) = study(folder, samples=1, stack=3).runs
     assert [stack.trace.name for stack in studied.strings[0].stacks] == ["layer 2"]
     assert list(studied.agreement) == ["layer 2"]
-    expected = r"stack: expected a number from 1 to 3 \(layer 1, head 1; layer 1, head 2; layer 2\), got 4"
+    expected = r"stack: expected 1 \(layer 1, head 1\) or 2 \(layer 1, head 2\) or 3 \(layer 2\), got 4"
     with pytest.raises(ValueError, match=expected):
         study(folder, samples=1, stack=4)
-    with pytest.raises(ValueError, match="stack: no model here has a stack, got 1"):
+    with pytest.raises(ValueError, match="stack: expected a model with a stack, but no model here has one; got 1"):
         study(make_run("tf", folder="plain"), stack=1)
 
 

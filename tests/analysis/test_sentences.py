@@ -60,7 +60,7 @@ def mt_run(tmp_path_factory):
     )
 
 
-def test_a_language_model(lm_run, tmp_path):
+def test_a_language_model(lm_run):
     found = study(lm_run)
     (studied,) = found.runs
     assert isinstance(studied.run, SentenceRun)
@@ -173,14 +173,14 @@ def test_in_the_browser(lm_run, mt_run, tmp_path, open_page):
 
 
 def test_errors(lm_run, mt_run, make_run, tmp_path, capsys):
-    """A missing corpus, an empty sentence, and several runs of which one has no corpus."""
+    """A missing corpus, an empty sentence, and a folder of two runs, one of them without its corpus."""
     moved = shutil.copytree(lm_run, tmp_path / "sweep/lm")
     values = json.loads((moved / "config.json").read_text())
     values["data"]["folder"] = str(tmp_path / "nowhere")
     (moved / "config.json").write_text(json.dumps(values))
     assert main(["analyse", str(moved)]) == 2
     error = capsys.readouterr().err
-    assert "sentences are drawn from the corpus of the run, which cannot be read" in error
+    assert "stackattn analyse: cannot read the corpus of the run, from which sentences are drawn: " in error
     assert "pass --string to analyse other sentences" in error
     assert main(["analyse", str(moved), "--string", "a bee", "--no-figures"]) == 0
     for folder in (lm_run, mt_run):
@@ -189,7 +189,7 @@ def test_errors(lm_run, mt_run, make_run, tmp_path, capsys):
     make_run(folder="sweep/cfl")
     assert main(["analyse", str(tmp_path / "sweep"), "--samples", "1"]) == 1
     printed = capsys.readouterr()
-    assert "skipped run lm: run lm: sentences are drawn from the corpus" in printed.err
+    assert "skipped run lm: cannot read the corpus of the run" in printed.err
     assert "difference" in printed.out
     assert "perplexity" in printed.out
 

@@ -268,6 +268,7 @@ def test_the_layer_uses_the_kernel_only_where_it_can(monkeypatch):
     [
         (ValueError, lambda: causal_attention(torch.zeros(2, 3, 10), 2), r"packed: expected shape \(B, T, 3 \* 2 \*"),
         (ValueError, lambda: causal_attention(torch.zeros(2, 12), 2), r"packed: expected shape"),
+        (ValueError, lambda: causal_attention(torch.zeros(2, 3, 12), 0), "heads: expected a positive integer, got 0"),
         (
             ValueError,
             lambda: causal_attention(inputs(), 2, dropout=1.0),

@@ -60,8 +60,8 @@ def test_narrow_dtypes(stack, dtype, backend):
 @all_stacks
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_any_tree_of_states(stack, seed, backend):
-    """Extend, branch, reorder and detach at random; a loss on some of the rows. A state stands for the inputs that led
-    to it, so the operator is the judge."""
+    """Extend, branch, reorder and detach at random, with a loss on some of the rows. The expected rows of a state are
+    those of the operator on all inputs that led to the state."""
     choose = random.Random(seed)
     leaves = []
 
@@ -143,7 +143,7 @@ def test_loss_on_a_prefix(stack, backend):
 @both
 @all_stacks
 def test_no_change_is_visible(stack, backend):
-    """Later operations do not change inputs, weights and states."""
+    """Later operations change neither inputs nor weights nor states."""
     inputs, step, other = stack.inputs(2, 6), stack.inputs(2, 1, seed=1), stack.inputs(2, 1, seed=2)
     kept = [x.clone() for x in (*inputs, *step)]
     rows, state = stack.state(2, backend).extend(*inputs)
@@ -180,7 +180,7 @@ def test_a_failed_extension_leaves_the_state_as_it_was(stack, backend):
 @both
 @all_stacks
 def test_recurrent_controller(stack, backend):
-    """Step t's actions depend on the reading of step t-1: against the operator called anew for each step."""
+    """The actions of step t depend on the reading of step t-1. The operator, called again for each step, agrees."""
     B, T, m = 2, 6, 3
     values = torch.randn(B, T + 1, m, generator=seeded(), dtype=torch.float64)
     shapes = [x.shape[2:] for x in stack.inputs(1, 1)]
@@ -216,8 +216,8 @@ def test_recurrent_controller(stack, backend):
 @all_stacks
 @pytest.mark.parametrize("garbage", [torch.nan, torch.inf])
 def test_padded_batches(stack, garbage, backend):
-    """Sequences that take fewer steps of a chunk than others stand still meanwhile: nothing is pushed in the steps that
-    they do not take, and nothing else changes."""
+    """A step that a sequence does not take changes nothing: its row and gradients are 0, and later rows give no weight
+    to its column."""
     sizes, lengths = [4, 0, 3, 2], torch.tensor([[4, 2, 0, 3], [0, 0, 0, 0], [1, 3, 3, 0], [2, 0, 2, 1]])
     inputs = stack.inputs(4, 9)
     taken = torch.cat([torch.arange(c)[None] < n[:, None] for c, n in zip(sizes, lengths, strict=True)], 1)  # (B, 9)
@@ -233,7 +233,7 @@ def test_padded_batches(stack, garbage, backend):
         alone = [x[b : b + 1, steps] for x in inputs]
         expected = with_gradients(operator(stack, backend), alone, upstream[:, :, columns])
         assert_close([rows[:, :, columns], *(x[b : b + 1, steps] for x in found[1:])], expected, 1e-10, floor=1e-3)
-        assert rows.sum() == pytest.approx(rows[:, :, columns].sum().item())  # none elsewhere
+        assert rows.sum() == pytest.approx(rows[:, :, columns].sum().item())  # no weight in the other columns
 
 
 @both
@@ -250,11 +250,11 @@ def test_the_state_of_a_padded_batch_is_the_state_at_its_lengths(stack, backend)
 @both
 @all_stacks
 def test_without_gradients(stack, backend):
-    """With no_grad and inference_mode; a state created there is a constant for later gradients."""
+    """Under no_grad and inference_mode. A state created under no_grad is a constant for later gradients."""
     inputs, later = stack.inputs(2, 4), [x.requires_grad_() for x in stack.inputs(2, 2, seed=1)]
     whole = operator(stack, backend)(*(torch.cat(x, 1) for x in zip(inputs, later, strict=True)))
     with torch.inference_mode():
-        rows, state = in_chunks(stack, backend, [1] * 4)(*inputs), None
+        rows = in_chunks(stack, backend, [1] * 4)(*inputs)
     assert_close([rows.clone()], [operator(stack, backend)(*inputs)], 1e-11)
     with torch.no_grad():
         _, state = stack.state(2, backend).extend(*inputs)
@@ -266,7 +266,7 @@ def test_without_gradients(stack, backend):
 
 @both
 @all_stacks
-def test_detached_states_remember_but_do_not_blame(stack, backend):
+def test_detached_states_keep_their_contents_but_pass_no_gradients(stack, backend):
     inputs, later = ([x.requires_grad_() for x in stack.inputs(2, 3, seed)] for seed in range(2))
     _, state = stack.state(2, backend).extend(*inputs)
     rows, _ = state.detach().extend(*later)
@@ -303,7 +303,7 @@ def test_a_step_is_a_constant_number_of_calls(stack, backend):
     counts = []
     for T in (20, 30):
         _, state = stack.state(1, backend).extend(*stack.inputs(1, T))
-        _, state = state.extend(*stack.inputs(1, 1))  # room for more is made here
+        _, state = state.extend(*stack.inputs(1, 1))  # this call enlarges the buffer
         step = [x.requires_grad_() for x in stack.inputs(1, 1)]
         with CountCalls() as count:
             rows, _ = state.extend(*step)
@@ -313,7 +313,7 @@ def test_a_step_is_a_constant_number_of_calls(stack, backend):
 
 
 @both
-def test_what_a_state_says_of_itself(backend):
+def test_attributes_and_repr_of_a_state(backend):
     state = NondeterministicState.empty(2, 3, 4, backend=backend)
     assert (state.length, state.batch_size, state.device) == (0, 2, torch.device("cpu"))
     assert repr(state) == "NondeterministicState(batch_size=2, length=0, device=cpu)"
@@ -341,7 +341,7 @@ def test_a_reordered_state_is_copied_once(stack, backend):
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_a_gradient_that_somebody_sees_twice(stack):
+def test_gradients_can_be_computed_twice(stack):
     """The backward pass overwrites gradients of states; this must not affect a second pass or a second branch."""
     steps = [[x.requires_grad_() for x in stack.inputs(2, 1, seed)] for seed in range(5)]
     state, rows = stack.state(2, "cpp"), []

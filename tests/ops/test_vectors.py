@@ -27,7 +27,7 @@ def reading(depth, backend, lengths=None):
 
 
 def in_chunks(depth, backend, sizes, lengths=None):
-    """Readings by way of a state; `lengths` of each chunk."""
+    """Readings computed with a state, in chunks of the given sizes; `lengths` has one tensor per chunk."""
 
     def run(actions, values):
         state = SuperpositionReadingState.empty(
@@ -46,9 +46,10 @@ def in_chunks(depth, backend, sizes, lengths=None):
 
 
 def expected_top(actions, values, depth):
-    """The mean over all sequences of hard actions, each on a Python list that keeps its last `depth` elements."""
-    T, total = len(actions), torch.zeros(values.shape, dtype=torch.float64)
-    for choice in product(range(3), repeat=T):
+    """The mean of the top after the last step, over all sequences of hard actions. Each sequence acts on a Python list
+    that keeps its last `depth` elements."""
+    total = torch.zeros(values.shape[1], dtype=torch.float64)
+    for choice in product(range(3), repeat=len(actions)):
         stack, share = [], 1.0
         for t, action in enumerate(choice):
             share *= actions[t, action]
@@ -59,8 +60,8 @@ def expected_top(actions, values, depth):
             if depth is not None:
                 stack = stack[-depth:]
         if stack:
-            total[-1] += share * stack[-1]
-    return total[-1]
+            total += share * stack[-1]
+    return total
 
 
 @all_backends

@@ -1,6 +1,6 @@
 """A SLURM cluster of one node on this machine, in a temporary folder: munged, slurmctld and slurmd.
 
-Nothing outside the folder is read or written, all daemons listen on 127.0.0.1 only, and no special rights are needed.
+Nothing outside the folder is read or written, all daemons listen on 127.0.0.1 only, and no root privileges are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo")
-SYSTEM_FOLDERS = "/usr/sbin:/sbin"  # where the daemons are; PATH of an ordinary user may lack them
+SYSTEM_FOLDERS = "/usr/sbin:/sbin"  # of the daemons; an ordinary user's PATH may lack them
 
 REQUEUE_DELAY = 5  # seconds that a requeued job waits (`cred_expire`); SLURM's default is two minutes
 CONFIGURATION = """
@@ -64,7 +64,7 @@ def _find(name: str) -> str | None:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None:
-    """Poll a condition; raise TimeoutError with `what` in the message."""
+    """Poll a condition; raise TimeoutError, with `what` in the message, if it does not hold within `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -75,7 +75,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None
 class Cluster:
     """Context manager: starts the daemons on entry, ends them and all jobs on exit.
 
-    `folder` has to exist. `environment` is the environment in which jobs are submitted.
+    `folder` must exist. `environment` is the environment in which jobs are submitted.
     """
 
     def __init__(self, folder: Path, cpus: int, memory: int):
@@ -132,12 +132,12 @@ class Cluster:
         self._kill_jobs()
 
     def submit(self, script: Path, *options: str) -> str:
-        """The ID of the job, or of the array."""
+        """Submit a script and return the ID of the job, or of the array."""
         command = ["sbatch", "--parsable", f"--chdir={self.folder}", *options, str(script)]
         return self._call(*command).stdout.strip()
 
     def job(self, name: str) -> dict[str, str]:
-        """What SLURM knows about a job or an array task (ARRAY_TASK)."""
+        """The fields that `scontrol` shows for a job or an array task (ARRAY_TASK); empty if there is no such job."""
         text = self._run("scontrol", "show", "job", "-o", name)
         return dict(field.split("=", 1) for field in text.split() if "=" in field)
 
@@ -148,7 +148,7 @@ class Cluster:
         self._run("scancel", *names)
 
     def wait_for(self, name: str, *states: str, seconds: float) -> str:
-        """Wait until a job has one of the states; returns that state."""
+        """Wait until a job has one of the states, and return that state."""
         wait_until(lambda: self.job(name).get("JobState") in states, f"job {name} {' or '.join(states)}", seconds)
         return self.job(name)["JobState"]
 
@@ -173,7 +173,7 @@ class Cluster:
             time.sleep(0.1)
 
     def _job_processes(self) -> set[int]:
-        """Processes of the jobs: they have the configuration in their environment, their slurmstepd as a parent."""
+        """Processes of the jobs, which have `SLURM_CONF` in their environment, and the slurmstepd that started each."""
         mark, found = os.fsencode(f"SLURM_CONF={self.folder}/slurm.conf"), set()
         for entry in Path("/proc").glob("[0-9]*"):
             try:

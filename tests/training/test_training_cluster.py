@@ -161,7 +161,7 @@ def test_a_killed_worker_and_a_full_disk(two_nodes, undisturbed, logged, tmp_pat
     reported.clear()
     assert run_all_on_cluster([*wrong, *chosen[1:]], two_nodes.address, report=report) == [x for x, _ in wrong]
     assert "another configuration" in reported[killed]
-    assert reported[tmp_path / "new"].startswith("failed: language: name: expected one of marked-reversal, ")
+    assert reported[tmp_path / "new"].startswith("failed: language.name: expected one of marked-reversal, ")
     assert reported[full] == "max_epochs"
     assert len(reported) == 3
     for folder, rows in before.items():

@@ -17,7 +17,10 @@ from stackattn.training.cfl import CFLTask
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"name": "dick"}, "language: .*dyck"), ({"lengths": [3, 3]}, "language: .*no strings of lengths 3")],
+    [
+        ({"name": "dick"}, r"language\.name: .*dyck"),
+        ({"lengths": [3, 3]}, r"language\.lengths: .*no strings of length 3"),
+    ],
 )
 def test_an_invalid_configuration_creates_no_folder(changes, message, tmp_path):
     with pytest.raises(ConfigError, match=message):

@@ -198,7 +198,7 @@ def test_a_language_model_run_is_bound_to_its_corpus(folder, tmp_path):
 def test_invalid_data_and_options(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"data: .*nowhere: no such folder; expected a monolingual corpus"):
         run_experiment(config(tmp_path / "nowhere"), tmp_path / "run")
-    with pytest.raises(ConfigError, match="model: d_model"):
+    with pytest.raises(ConfigError, match=r"model\.d_model: expected a multiple of heads = 3"):
         run_experiment(replace(config(folder), model=replace(config(folder).model, heads=3)), tmp_path / "run")
     for key, value in (("batch_tokens", 0), ("batch_tokens_range", [5, 3])):
         with pytest.raises(ConfigError, match=f"{key}: expected"):

@@ -28,6 +28,7 @@ from ..training.experiment import (
     Metric,
     config_class,
     config_of,
+    ending,
     model_folder,
     training_command,
 )
@@ -36,6 +37,8 @@ from ..training.run_files import CONFIG, METRICS, TEST
 from ..training.translator import Translator
 from .sentences import SelectedSentence, TracedSentence, sample_sentences, trace_sentence, trace_translation
 from .strings import SelectedString, TracedString, select_strings, trace_string
+
+NOT_FINISHED = "not finished"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class RunFolder(ABC):
     best: dict[str, Any] | None
     """The evaluation with the best score."""
     ending: str
-    """How the run ended, or "not finished"."""
+    """How the run ended, or `NOT_FINISHED`."""
     without_model: str
     """Why there is no best model; empty if there is one."""
     saved_test: dict[str, Any] | None
@@ -77,12 +80,11 @@ class RunFolder(ABC):
             for key in (cls.METRIC.key, cls.CURVE.key):
                 if row.get(key) is None:
                     raise RunError(f"{folder / METRICS}, line {number}: missing key {key!r}")
-        stopped = run.result()["stopped"] if run.finished else "not finished"
-        ending = "all epochs done" if stopped == "max_epochs" else stopped
         test = run.test()
         if command == "cfl" and test is not None and "per_length" not in test:
             raise RunError(f"{folder / TEST}: missing key 'per_length'")
-        return cls(folder, name, config, metrics, run.best_evaluation(), ending, run.without_model, test)
+        ended = ending(run.result()) if run.finished else NOT_FINISHED
+        return cls(folder, name, config, metrics, run.best_evaluation(), ended, run.without_model, test)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -92,6 +94,10 @@ class RunFolder(ABC):
     @property
     def has_model(self) -> bool:
         return not self.without_model
+
+    @property
+    def finished(self) -> bool:
+        return self.ending != NOT_FINISHED
 
     @property
     def score(self) -> float | None:
@@ -215,7 +221,7 @@ class SentenceRun(RunFolder):
         if texts:
             encode, split = self._vocabulary.encode, self._vocabulary.split
             return [SelectedSentence(_filled(encode(split(text))), "given") for text in texts]
-        sentences = self._read(MonolingualCorpus).encode_split("validation", self._vocabulary)
+        sentences = self._corpus(MonolingualCorpus).encode_split("validation", self._vocabulary)
         chosen = sample_sentences(samples, len(sentences), lambda i: len(sentences[i]), seed, "validation")
         return [SelectedSentence(sentences[i], origin) for i, origin in chosen]
 
@@ -226,15 +232,15 @@ class SentenceRun(RunFolder):
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.load(model_folder(self.folder))
 
-    def _read(self, cls: type[Any]) -> Any:
-        """The corpus of the run, from which sentences are drawn."""
+    def _corpus(self, cls: type[Any]) -> Any:
+        """Open the corpus of the run, from which sentences are drawn."""
         try:
             corpus = cls(self.config.data.folder)
             corpus.check_fingerprint(self.config.data.fingerprint)
         except (ValueError, OSError) as error:
             raise RunError(
-                f"run {self.name}: sentences are drawn from the corpus of the run, which cannot be read: {error}; "
-                "pass --string to analyse other sentences"
+                f"cannot read the corpus of the run, from which sentences are drawn: {error}; pass --string to analyse "
+                "other sentences"
             ) from error
         return corpus
 
@@ -254,7 +260,7 @@ class TranslationRun(SentenceRun):
             sources, targets = list(texts), translator.translate(list(texts))
             chosen = [(i, "given, with the model’s translation") for i in range(len(texts))]
         else:
-            sources, targets = self._read(BitextCorpus).read_split("validation")
+            sources, targets = self._corpus(BitextCorpus).read_split("validation")
             chosen = sample_sentences(
                 samples, len(sources), lambda i: len(self._encode(sources[i])), seed, "validation"
             )

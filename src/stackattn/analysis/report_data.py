@@ -215,7 +215,7 @@ def _tiles(studied: StudiedRun) -> list[list[str]]:
 
 
 def _sweep_tiles(study: Study) -> list[list[str]]:
-    finished = sum(studied.run.ending != "not finished" for studied in study.runs)
+    finished = sum(studied.run.finished for studied in study.runs)
     tiles = [["Runs", str(len(study.runs)), f"{finished} finished"]]
     for task in dict.fromkeys(study.task_name(studied.run) for studied in study.runs):
         run = study.best_on(task)
@@ -264,7 +264,7 @@ def _thousandth(p: float) -> int:
 def _string_data(traced: TracedString) -> dict[str, Any]:
     rows, symbols = enumerate(traced.truth), traced.tokens[1:]
     return {
-        "title": f"{len(symbols)} symbols, {traced.string.source}: {_beginning(symbols)}",
+        "title": f"{len(symbols)} symbols, {traced.string.origin}: {_beginning(symbols)}",
         "lengths": list(traced.lengths),
         "seenLength": traced.seen_length,
         "inLanguage": traced.in_language,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..text.pieces import PieceTokenizer
 from ..text.vocabulary import Vocabulary
-from .strings import TracedStack, some_runs
-from .traces import StackTrace, trace_forward
+from .strings import TracedStack, traced_stacks
+from .traces import trace_forward
 
 LONGEST = 60  # tokens of a selected sentence; the figures of longer ones are too large to read
 SAMPLES = 2
@@ -86,7 +86,8 @@ def trace_sentence(
     tokens = vocabulary.token_names
     read = [vocabulary.bos, *sentence.target]
     logits, traces = trace_forward(model, torch.tensor([read]))  # (1, n + 1, types and EOS)
-    return [_traced(sentence, read, [*sentence.target, vocabulary.eos], tokens, logits, traces, names, seed)]
+    stacks = traced_stacks(traces, names, seed)
+    return [_traced(sentence.origin, read, [*sentence.target, vocabulary.eos], tokens, logits, stacks)]
 
 
 def trace_translation(
@@ -98,33 +99,26 @@ def trace_translation(
     source, read = [*sentence.source, tokenizer.eos], [tokenizer.bos, *sentence.target]
     logits, traces = trace_forward(model, torch.tensor([source]), torch.tensor([read]))
     encoder, decoder = (
-        [trace for trace in traces if trace.name in names and trace.name.startswith(part)]
+        traced_stacks(traces, [name for name in names if name.startswith(part)], seed)
         for part in ("encoder", "decoder")
     )
-    runs = [TracedStack(trace, some_runs(trace, seed)) for trace in encoder]
-    found = [TracedSentence(f"source, {sentence.origin}", [tokens[i] for i in source], runs, [], [])]
-    target = SelectedSentence(sentence.target, f"target, {sentence.origin}")
-    found.append(_traced(target, read, [*sentence.target, tokenizer.eos], tokens, logits, decoder, names, seed))
-    return found
+    following = [*sentence.target, tokenizer.eos]
+    return [
+        TracedSentence(f"source, {sentence.origin}", [tokens[i] for i in source], encoder, [], []),
+        _traced(f"target, {sentence.origin}", read, following, tokens, logits, decoder),
+    ]
 
 
 def _traced(
-    sentence: SelectedSentence,
-    read: list[int],
-    following: list[int],
-    tokens: list[str],
-    logits: Tensor,
-    traces: Sequence[StackTrace],
-    names: Sequence[str],
-    seed: int,
+    origin: str, read: list[int], following: list[int], tokens: list[str], logits: Tensor, stacks: list[TracedStack]
 ) -> TracedSentence:
     probabilities = logits[0].double().softmax(-1).cpu()  # (n + 1, outputs)
     best = probabilities.topk(min(LIKELY, probabilities.shape[-1]))
     after = probabilities.gather(-1, torch.tensor(following)[:, None])[:, 0].tolist()
     return TracedSentence(
-        origin=sentence.origin,
+        origin=origin,
         tokens=[tokens[i] for i in read],
-        stacks=[TracedStack(trace, some_runs(trace, seed)) for trace in traces if trace.name in names],
+        stacks=stacks,
         likely=[
             [(tokens[i], p) for i, p in zip(row, values, strict=True)]
             for row, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

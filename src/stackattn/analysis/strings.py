@@ -31,7 +31,7 @@ class SelectedString:
     """A string to step through."""
 
     ids: np.ndarray
-    source: str
+    origin: str
     """Where the string comes from."""
 
 
@@ -129,8 +129,13 @@ def trace_string(
         log_probs=logits[0].double().log_softmax(-1).cpu(),
         truth=_true_distributions(language, extended, string.ids),
         real=real_tops(language, string.ids.tolist()),
-        stacks=[TracedStack(trace, some_runs(trace, seed)) for trace in traces if trace.name in names],
+        stacks=traced_stacks(traces, names, seed),
     )
+
+
+def traced_stacks(traces: Sequence[StackTrace], names: Sequence[str], seed: int) -> list[TracedStack]:
+    """The traces of the stacks with the given names, with some of their runs."""
+    return [TracedStack(trace, some_runs(trace, seed)) for trace in traces if trace.name in names]
 
 
 def some_runs(trace: StackTrace, seed: int = 0) -> list[tuple[str, AutomatonRun]]:

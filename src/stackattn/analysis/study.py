@@ -191,8 +191,9 @@ def _select_stack(runs: list[StudiedRun], stack: int) -> None:
     most = max((studied.stacks for studied in runs), key=len, default=[])
     if runs and not 1 <= stack <= len(most):
         if not most:
-            raise ValueError(f"stack: no model here has a stack, got {stack}")
-        raise ValueError(f"stack: expected a number from 1 to {len(most)} ({'; '.join(most)}), got {stack}")
+            raise ValueError(f"stack: expected a model with a stack, but no model here has one; got {stack}")
+        expected = " or ".join(f"{number} ({name})" for number, name in enumerate(most, 1))
+        raise ValueError(f"stack: expected {expected}, got {stack}")
     for studied in runs:
         studied.stacks = studied.stacks[stack - 1 : stack]
 

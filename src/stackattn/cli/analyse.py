@@ -1,4 +1,4 @@
-"""Show what a trained model does with its stack: print figures and an HTML report, for one run or a folder of runs."""
+"""Show what trained models do with their stacks, as figures for print and as an HTML report."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from .arguments import add_number, add_seed, path
 
-EXAMPLE = "example"  # the run that is shipped with the package
-
 if TYPE_CHECKING:
     from ..analysis.study import Study
+
+EXAMPLE = "example"  # the run that is shipped with the package
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="string, or sentence of text (for translation: a source sentence), to step through; may be repeated "
-        "(default: sampled ones)",
+        help="string to step through (a sentence for runs of `lm`, a source sentence for runs of `mt`); may be "
+        "repeated (default: sampled strings)",
     )
     sampled = "number of sampled strings, or of sentences from the validation set, to step through"
     add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
@@ -78,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
                     drawn = draw_strings(found.best[0], out)
                 except ModuleNotFoundError as error:
                     no_figures = f"no figures: {error}"
-            path = write_report(found, out / "report.html", command(args))
+            report = write_report(found, out / "report.html", command(args))
             remove_stale_drawings(out, keep=drawn)
     show(found)
     if drawn:
         print(f"{len(drawn)} figures and listings in {out}")
     if no_figures:
         print(no_figures, file=sys.stderr)
-    print(f"report: {path}")
+    print(f"report: {report}")
     for name, reason in found.damaged.items():
         print(f"stackattn analyse: skipped run {name}: {reason}", file=sys.stderr)
     return 1 if found.damaged else 0
@@ -134,7 +134,7 @@ def show(study: Study) -> None:
                 table.add_row(f"({name})", "", "", "", percent(real), percent(derived))
         Console(highlight=False).print(table, "", markup=False)
     if study.baselines():
-        print("In brackets: baselines, stacks that know nothing about the language.")
+        print("Rows in parentheses are baselines: stacks that know nothing about the language.")
     names = {studied.run.METRIC.name for studied in study.runs}
     if "difference" in names:
         what = "cross-entropy minus that of the language itself, in nats per symbol, on validation strings"

@@ -133,8 +133,8 @@ def add_training_arguments(commands: Any, example: str) -> None:
     train.add_argument(
         "--resume",
         action="store_true",
-        help="continue the run in the folder with its stored configuration if there is one, else start it; --set may "
-        "change the number of epochs, the patience and the evaluation interval",
+        help="continue the run in the folder, with its stored configuration, or start a run if the folder has none; "
+        "--set may change the number of epochs, the patience and the evaluation interval",
     )
     train.add_argument(
         "--init-from",

@@ -9,10 +9,10 @@ from .arguments import add_actions, add_evaluation, add_number, add_seed, add_tr
 from .training import run_action
 
 LEGEND = (
-    "Cross-entropies are in nats per symbol. The lower bound is conditioned on the length, which the model must "
-    "predict: a perfect model of N training lengths pays ln(N)/(length+1) for it. The column after the difference "
-    "subtracts this length term, for lengths seen in training. Validity is the mean probability of possible next "
-    "symbols; flawless is the share of strings whose most likely next symbol is always possible."
+    "Cross-entropies are in nats per symbol. The lower bound assumes that the length is known, but the model must "
+    "predict it: with N training lengths, this adds ln(N)/(length+1) for a perfect model. The column after the "
+    "difference subtracts this length term, for lengths seen in training. Validity is the mean probability of possible "
+    "next symbols; flawless is the share of strings whose most likely next symbol is always possible."
 )
 
 
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shortest and longest test string, in symbols (default: from the shortest training length to 1.25 times "
         "the longest; 40 to 100 for the paper's runs)",
     )
-    add_number(evaluate, "--step", "test one length out of this many, for long ranges", 1, least=1)
-    add_number(evaluate, "--per-length", "strings of each length", 100, least=1)
+    add_number(evaluate, "--step", "test one length out of every N, for long ranges", 1, least=1)
+    add_number(evaluate, "--per-length", "number of strings of each length", 100, least=1)
     add_seed(evaluate, "the test strings")
 
 

@@ -14,15 +14,15 @@ FAILED = 2
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
 OUTPUT_CLOSED = 1
-"""Exit code if the reader of standard output ended first, such as `head`."""
+"""Exit code if the program that reads standard output, such as `head`, ended first."""
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Run the chosen command and return its exit code.
 
     Errors in the input (`ValueError`, `OSError`, `RunError`, missing optional packages) and a lack of memory are
-    printed as `stackattn COMMAND ACTION: message`; other exceptions are bugs and keep their traceback. If the reader of
-    standard output has ended, such as `head`, the command ends without a message.
+    printed as `stackattn COMMAND ACTION: message`; other exceptions are bugs and keep their traceback. If the
+    program that reads standard output, such as `head`, has ended, the command ends without a message.
 
     Args:
         args: parsed arguments. `execute` is the command's function; `to_continue`, if present, says how to continue
@@ -60,7 +60,7 @@ def _replace_closed_streams() -> None:
 
 
 def _output_error() -> OSError | None:
-    """Why standard output cannot be written; None if it can, and the error was about another pipe or file."""
+    """Why standard output cannot be written; None if it can be: then the error was about another pipe or file."""
     try:
         print(flush=True)  # fails even if nothing is buffered
     except OSError as error:

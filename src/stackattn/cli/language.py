@@ -18,7 +18,7 @@ from .arguments import add_actions, add_number, add_output_file, path, read_inpu
 from .progress import track
 
 if TYPE_CHECKING:
-    from stackattn.languages import Language
+    from ..languages import Language
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> None:
     import inspect
 
-    from stackattn.languages import TASKS
+    from ..languages import TASKS
 
     for name, make in TASKS.items():
         about = (make.__doc__ or "").strip().splitlines()[0]
@@ -128,7 +128,7 @@ def _sample(args: argparse.Namespace) -> None:
 def _score(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from stackattn.languages import PCFG
+    from ..languages import PCFG
 
     language = _language(args)
     strings = read_input(args.file)
@@ -165,7 +165,7 @@ def _score(args: argparse.Namespace) -> None:
 def _show(args: argparse.Namespace) -> None:
     import numpy as np
 
-    from stackattn.languages import PCFG
+    from ..languages import PCFG
 
     language = _language(args)
     grammar = language if isinstance(language, PCFG) else None
@@ -201,8 +201,8 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace) -> None:
-    from stackattn.files import locked
-    from stackattn.languages import evaluation_set, training_sets
+    from ..files import locked
+    from ..languages import evaluation_set, training_sets
 
     language = _language(args)
     names = ("train", "validation", "test")
@@ -245,9 +245,11 @@ def _add_action(commands: Any, name: str, summary: str, description: str) -> arg
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a parameter of the language, such as k=3 or variant=published; may be repeated",
+        help="set a parameter of the language, such as k=3 or variant=published; may be repeated",
     )
-    parser.add_argument("--strict", action="store_true", help="reject a file whose weights do not sum to 1")
+    parser.add_argument(
+        "--strict", action="store_true", help="reject weights that do not sum to 1 (default: normalise them)"
+    )
     return parser
 
 
@@ -265,7 +267,7 @@ def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int])
 
 
 def _language(args: argparse.Namespace) -> Language:
-    from stackattn.languages import PCFG, get_language, is_grammar_file
+    from ..languages import PCFG, get_language, is_grammar_file
 
     if is_grammar_file(args.language):
         if args.set:
@@ -305,10 +307,13 @@ def _pair(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def _lengths(language: Language, args: argparse.Namespace) -> Any:
+    from ..languages.language import describe_lengths
+
     shortest, longest = _pair(args)
     valid = language.valid_lengths(shortest, longest)
     if not len(valid):
-        raise ValueError(f"--lengths: {language} has no strings of lengths {shortest}..{longest}")
+        option = "--lengths" if args.length is None else "--length"
+        raise ValueError(f"{option}: {language} has no strings of {describe_lengths(shortest, longest)}")
     return valid
 
 

@@ -194,13 +194,10 @@ def summary(values: dict[str, Any]) -> str:
 
 def outcome(name: object, result: dict[str, Any]) -> str:
     """Return one line that says how a run ended."""
+    from ..training.experiment import ending
+
     best = result.get("best")
     return f"{name}: {ending(result)}" + (f", best {_headline(best)} (epoch {best['epoch']})" if best else "")
-
-
-def ending(result: dict[str, Any]) -> str:
-    """Return why a run ended, for people."""
-    return "reached max_epochs" if result["stopped"] == "max_epochs" else result["stopped"]
 
 
 def _headline(values: dict[str, Any]) -> str:

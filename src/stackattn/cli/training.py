@@ -56,8 +56,8 @@ def _read_config(args: argparse.Namespace) -> Any:
 
 def _train(args: argparse.Namespace) -> int:
     from ..training import run_experiment
-    from ..training.experiment import headline
-    from .progress import ProgressDisplay, ending
+    from ..training.experiment import ending, headline
+    from .progress import ProgressDisplay
 
     config = _read_config(args)
     first = os.environ.get("RANK", "0") == "0"  # under torchrun, only one process prints

@@ -93,10 +93,10 @@ class Dataset:
         """
         text_path, json_path = _paths(path)
         text_path.parent.mkdir(parents=True, exist_ok=True)
-        maker = self.language.recipe
+        recipe = self.language.recipe
         about: dict[str, Any] = {
             "format": _FORMAT,
-            "language": {"name": str(self.language), "parameters": maker["parameters"] if maker else None},
+            "language": {"name": str(self.language), "parameters": recipe["parameters"] if recipe else None},
             "symbols": list(self.language.symbols),
             "lengths": list(self.lengths),
             "num_valid_lengths": self.num_valid_lengths,
@@ -112,7 +112,7 @@ class Dataset:
         if isinstance(self.language, PCFG):
             about["language"]["grammar"] = self.language.to_text()
             about["language"]["unambiguous"] = self.language.unambiguous
-        elif maker is None:
+        elif recipe is None:
             raise ValueError(f"language: expected a grammar or a language made by get_language, got {self.language}")
         text = "".join(self.language.decode(string) + "\n" for string in self.strings).encode()
         about["checksum"] = hashlib.sha256(text).hexdigest()
@@ -187,7 +187,7 @@ def sample_every_length(
 ) -> Dataset:
     """Sample one batch of `per_length` strings for each valid length of the range, in ascending order.
 
-    With `step`, only one length out of `step` is sampled: the first valid one in each part of the range of that size.
+    With `step`, one length out of every `step` is sampled: the first valid one of each `step` successive lengths.
     """
     valid = language._valid_range(lengths)
     _, first = np.unique((valid - lengths[0]) // check_integer(step, "step", 1), return_index=True)

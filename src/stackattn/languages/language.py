@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..config import FieldError
 from .lengths import log_sum_exp
 
 String: TypeAlias = str | np.ndarray | Sequence[int]
@@ -132,9 +133,7 @@ class Language(ABC):
         if np.isneginf(total).any():
             which = int(np.flatnonzero(np.isneginf(total))[0])
             text = " ".join(self.symbols[v] if v >= 0 else "?" for v in batch[which])
-            raise ValueError(
-                f"prefixes: number {which} ({text!r}) has probability 0 for lengths {lengths[0]}..{lengths[1]}"
-            )
+            raise ValueError(f"prefixes: number {which} ({text!r}) has probability 0 for {describe_lengths(*lengths)}")
         return self._shape(np.exp(table - total[:, None]), one)
 
     def possible_next_symbols(self, strings: String | Iterable[String]) -> Any:
@@ -213,7 +212,7 @@ class Language(ABC):
         shortest, longest = check_range(lengths)
         valid = self.valid_lengths(shortest, longest)
         if not len(valid):
-            raise ValueError(f"lengths: {self} has no strings of lengths {shortest}..{longest}")
+            raise FieldError("lengths", f"{self} has no strings of {describe_lengths(shortest, longest)}")
         return valid
 
     def _prefix(self, prefixes: list[np.ndarray], valid: np.ndarray) -> np.ndarray:
@@ -243,6 +242,11 @@ def check_range(lengths: Any) -> tuple[int, int]:
     if shortest > longest:
         raise ValueError(f"lengths: expected a pair (shortest, longest), got {shortest} > {longest}")
     return shortest, longest
+
+
+def describe_lengths(shortest: int, longest: int) -> str:
+    """Return a range of lengths as text, for error messages."""
+    return f"length {shortest}" if shortest == longest else f"lengths {shortest} to {longest}"
 
 
 def check_generator(generator: Any) -> np.random.Generator:

@@ -75,7 +75,7 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
         if not tokens:
             continue
         if tokens[0][0] != "name":
-            raise GrammarError(f"{place}: a rule must start with a nonterminal, got {tokens[0][1]!r}")
+            raise GrammarError(f"{place}: expected a nonterminal at the start of a rule, got {tokens[0][1]!r}")
         lhs = tokens[0][1]
         if len(tokens) < 2 or tokens[1][0] != "arrow":
             got = repr(tokens[1][1]) if len(tokens) > 1 else "the end of the line"
@@ -90,7 +90,7 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
             places.append(place)
             weighted.append(weight is not None)
     if not rules:
-        raise GrammarError(f"{source}: no rules found")
+        raise GrammarError(f"{source}: expected at least one rule, found none")
     known = {rule.lhs for rule in rules}
     for rule, place in zip(rules, places, strict=True):
         for symbol in rule.rhs:
@@ -98,7 +98,7 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
                 name = symbol[1:]
                 hint = "; for the empty string write an alternative without symbols" if name in _EMPTY_NAMES else ""
                 raise GrammarError(
-                    f"{place}: nonterminal {name!r} has no rule (a terminal would be written '{name}' in quotes){hint}"
+                    f"{place}: nonterminal {name!r} has no rule; if it is a terminal, write it in quotes{hint}"
                 )
     if start is None:
         start = rules[0].lhs[1:]
@@ -140,10 +140,12 @@ def check_weight(weight: object, place: str, lhs: str) -> Fraction:
         raise GrammarError(f"{place}: the weight of a rule for {lhs!r}: {error}") from None
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         if isinstance(weight, float) and not math.isfinite(weight):
-            raise GrammarError(f"{place}: the weight of a rule for {lhs!r} must be finite, got {weight}") from None
-        raise GrammarError(f"{place}: the weight of a rule for {lhs!r} must be a number, got {weight!r}") from None
+            raise GrammarError(
+                f"{place}: the weight of a rule for {lhs!r}: expected a finite number, got {weight}"
+            ) from None
+        raise GrammarError(f"{place}: the weight of a rule for {lhs!r}: expected a number, got {weight!r}") from None
     if value < 0:
-        raise GrammarError(f"{place}: the weight of a rule for {lhs!r} must not be negative, got {weight}")
+        raise GrammarError(f"{place}: the weight of a rule for {lhs!r}: expected at least 0, got {weight}")
     return value
 
 
@@ -200,7 +202,7 @@ def _alternatives(
             symbol = word[1:-1]
             if not symbol or symbol != "".join(symbol.split()):
                 raise GrammarError(
-                    f"{place}: terminal {word} in a rule for {lhs!r} must be a word without spaces; "
+                    f"{place}: expected a terminal without spaces in a rule for {lhs!r}, got {word}; "
                     "for the empty string write an alternative without symbols"
                 )
             rhs.append(("terminal", symbol))

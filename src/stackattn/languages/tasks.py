@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ..config import FieldError
 from .companions import COMPANIONS
 from .exact import NumberTooLongError, exact
 from .grammar import PCFG
@@ -154,7 +155,7 @@ def get_language(name: str, **parameters: Any) -> Language:
     if name not in TASKS:
         close = difflib.get_close_matches(str(name), TASKS, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"name: expected one of {', '.join(TASKS)}, got {name!r}{hint}")
+        raise FieldError("name", f"expected one of {', '.join(TASKS)}, got {name!r}{hint}")
     known = inspect.signature(TASKS[name]).parameters
     for parameter in parameters:
         if parameter not in known:
@@ -193,8 +194,8 @@ def _mean(value: Any, name: str, least: int = 0) -> Fraction:
 
 
 def _continue(mean: Any, name: str) -> Fraction:
-    exact = _mean(mean, name)
-    return exact / (exact + 1)
+    value = _mean(mean, name)
+    return value / (value + 1)
 
 
 def _probability(value: Any, name: str) -> Fraction:

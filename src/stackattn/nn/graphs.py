@@ -21,13 +21,14 @@ def capture(module: Module, *inputs: Tensor) -> Module:
 
     Args:
         module: a layer or model on a GPU, in the mode in which it will be called.
-        inputs: tensors on the same GPU like those of later calls. Their values are not used.
+        inputs: tensors on the same GPU, with the shapes and dtypes of later calls. Their values are not used.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: the module or an input is not on a GPU, or `immediate_checks` is active, which a graph cannot do.
+        ValueError: the module or an input is not on a GPU, there are no inputs, or `immediate_checks` is active: it
+            waits for the GPU, which is not possible during capture.
 
     Examples::
 

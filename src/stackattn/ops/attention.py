@@ -70,7 +70,9 @@ def causal_attention(
 
 def _check_arguments(packed: Tensor, heads: int, lengths: Tensor | None, dropout: float) -> None:
     checks.check_tensor("packed", packed)
-    if packed.dim() != 3 or heads < 1 or packed.shape[2] == 0 or packed.shape[2] % (3 * heads):
+    if heads < 1:
+        raise ValueError(f"heads: expected a positive integer, got {heads!r}")
+    if packed.dim() != 3 or packed.shape[2] == 0 or packed.shape[2] % (3 * heads):
         raise ValueError(f"packed: expected shape (B, T, 3 * {heads} * size), got {tuple(packed.shape)}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout: expected a number from 0 to less than 1, got {dropout!r}")

@@ -104,7 +104,7 @@ def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1,
     """Resolve `"auto"` for tensors on `device`; raise if the requested backend cannot run there.
 
     For an operator with Q states and S symbols (1 and 1: superposition), `"triton"` is compared with `"torch"` at its
-    first use on a device, which is the result if they disagree. Without Q, `"triton"` is refused.
+    first use on a device; if they disagree, the result is `"torch"`. Without Q, `"triton"` is refused.
     """
     if backend not in NAMES:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, NAMES))}, got {backend!r}")
@@ -143,7 +143,7 @@ def module_of(backend: str, name: str = "operators") -> ModuleType:
 
 
 def choose_for_state(backend: str, device: torch.device) -> str:
-    """Like `choose`, for a state, which the reference does not have."""
+    """Like `choose`, for a state; `"reference"`, which has no states, is refused."""
     backend = choose(backend, device)
     if backend == "reference":
         raise ValueError("backend: expected 'auto', 'torch' or 'cpp' for a state, got 'reference'")

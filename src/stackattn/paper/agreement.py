@@ -108,7 +108,7 @@ def draw(points: Sequence[Point], path: Path) -> list[Path]:
             if name in point.agreement:
                 marker, colour = markers[point.cell.model], colours[point.cell.task]
                 share = point.agreement[name].share
-                face = colour if point.run.ending != "not finished" else "none"
+                face = colour if point.run.finished else "none"
                 axis.plot(point.run.score, share, marker, color=colour, markerfacecolor=face, markersize=5)
         axis.set_xlabel("validation: nats above the true distribution", fontsize=8)
         axis.set_ylim(-0.03, 1.03)

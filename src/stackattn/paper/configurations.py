@@ -58,7 +58,7 @@ def load_configuration(
     Raises:
         FileNotFoundError: if there is neither a file nor a shipped configuration of that name.
         ValueError: if there is neither a name nor an override.
-        ConfigError: if it is not a valid configuration.
+        ConfigError: if the configuration is invalid.
 
     Example:
         >>> load_configuration("cfl", "figure-2/dyck/tf-nd", ["training.max_epochs=5"]).model.d_model

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..nn import NondeterministicStackAttention, SelfAttention, SuperpositionStackAttention
-from ..training.environment import environment, peak_memory
+from ..training.environment import describe_environment, peak_memory
 from .tables import fitted_exponent, number, publish
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
@@ -101,7 +101,7 @@ def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
             texts += [""] * (len(lengths) - len(texts))
             exponent = number(fitted_exponent(measured[name][-FITTED:], values[-FITTED:]), ".2f")
             rows.append([title, name, *texts, exponent, f"O({PAPER[name][column]})"])
-    machine = environment()
+    machine = describe_environment()
     notes = (
         f"One layer of each kind, one sequence, d_model {D_MODEL}, {STATES} states and {SYMBOLS} stack "
         f"symbols with vectors of {EMBEDDING}; one thread of {machine['processor']}, backend "

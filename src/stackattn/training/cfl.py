@@ -101,16 +101,17 @@ class CFLTask:
     """The training task of a `CFLConfig`; see `training.loop.Task`."""
 
     def __init__(self, config: CFLConfig):
-        self.options = config.language
+        options = config.language
         self.scored_by_perplexity = config.training.plateau == "pytorch"
-        self.language = config.language.make()
-        sizes = (
-            self.options.lengths,
-            self.options.train_batches,
-            self.options.validation_batches,
-            self.options.batch_size,
+        self.language = options.make()
+        self.training, self.validation = training_sets(
+            self.language,
+            options.seed,
+            options.lengths,
+            options.train_batches,
+            options.validation_batches,
+            options.batch_size,
         )
-        self.training, self.validation = training_sets(self.language, self.options.seed, *sizes)
         self._batches = [torch.from_numpy(batch) for batch in self.training.batches]
         groups = by_length(self.validation).values()
         self._validation = [part for strings in groups for part in strings.split(VALIDATED_AT_A_TIME)]
@@ -193,7 +194,7 @@ def evaluate_by_length(
         lengths: the range of test lengths; default: the training lengths, with the maximum increased by a quarter.
         per_length: number of strings of each length.
         seed: seed for sampling the strings.
-        step: test one length out of this many.
+        step: test one length out of every `step`.
 
     `difference` is the published convention: the lower bound of each length assumes that the length is known, but the
     model has to predict it, so a perfect model of the training distribution does not reach 0. `difference_from_floor`,

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from .. import __version__
+from ..ops import backends
 
-def environment() -> dict[str, Any]:
+
+def describe_environment() -> dict[str, Any]:
     """Return the versions, threads, processes, hardware and backends that a run stores in its environment.json."""
-    from .. import __version__
-    from ..ops import backends
-
     return {
         "stackattn": __version__,
         "torch": torch.__version__,
@@ -45,7 +45,7 @@ def peak_memory() -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Keep memory that the process frees, instead of returning it to the system; returns whether this is possible.
+    """Keep memory that the process frees, instead of returning it to the system. Return whether this is possible.
 
     Every training step allocates the same large tensors. The GNU C library returns them to the system, which has to
     clear and map their pages again at the next step. Other C libraries are left as they are.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import nn
 
-from ..config import ConfigError, from_values
+from ..config import ConfigError, FieldError, from_values
 from .environment import keep_freed_memory
 from .loop import Task, TrainingCallback, train
 from .options import TrainingConfig
@@ -74,7 +74,7 @@ def run_experiment(
             and vocabulary.
         device: a PyTorch device, such as `cpu` or `cuda`.
 
-    From then on, the process keeps memory that it frees, see `keep_freed_memory`.
+    After this call, the process keeps memory that it frees, see `keep_freed_memory`.
 
     Under `torchrun`, all processes train one model. They need access to the same folder; only rank 0 writes to it.
 
@@ -105,6 +105,8 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
     """Call `make`; prefix its errors with the section of the configuration."""
     try:
         return make(*arguments)
+    except FieldError as error:
+        raise ConfigError(f"{section}.{error}") from error
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{section}: {error}") from error
 
@@ -163,6 +165,11 @@ def model_folder(folder: str | Path) -> Path:
 def perplexity(nats: float) -> float:
     """Return the perplexity of a cross-entropy in nats; infinity on overflow, nan for nan."""
     return math.exp(nats) if nats < 700 else nats * math.inf
+
+
+def ending(result: Mapping[str, Any]) -> str:
+    """Return how a run ended, in words, from its result; see `TrainingRun.result`."""
+    return "reached max_epochs" if result["stopped"] == "max_epochs" else result["stopped"]
 
 
 def headline(values: dict[str, Any]) -> tuple[str, float]:

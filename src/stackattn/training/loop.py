@@ -216,7 +216,7 @@ class _Training:
             self.callback.on_batch(old.epoch, old.batch + 1, batches, value)
 
     def _gradients(self, batch: Any, size: int) -> float:
-        """Compute the gradients of a batch; returns its loss. Reading the loss waits for a GPU, so it comes last."""
+        """Compute the gradients of a batch and return its loss. Reading the loss waits for a GPU, so it comes last."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(batch, size)
         loss.backward()

@@ -26,7 +26,7 @@ def find_device(name: str) -> torch.device:
     """Return a PyTorch device that is available on this machine, by its name, such as `cpu` or `cuda:1`.
 
     Raises:
-        ValueError: PyTorch knows no such device, or does not find it on this machine.
+        ValueError: PyTorch has no device of this name, or the device is not available on this machine.
     """
     try:
         device = torch.device(name)

@@ -28,7 +28,7 @@ from ..compatibility import upgrade_run_config
 from ..config import from_values, to_values
 from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, with_crc, write_json, write_text
 from ..models.saving import TENSORS
-from .environment import environment
+from .environment import describe_environment
 from .loggers import Logger, find_loggers
 from .run_files import (
     BEST,
@@ -127,7 +127,7 @@ class TrainingRun:
             state = self.state()
             self._cut_metrics(state["metrics"] if state else 0)
             self._open_loggers(to_values(config))
-            write_json(self.folder / ENVIRONMENT, environment())
+            write_json(self.folder / ENVIRONMENT, describe_environment())
             if not self.begun:
                 write_json(self.folder / ORIGIN, origin) if origin else (self.folder / ORIGIN).unlink(missing_ok=True)
             (self.folder / RESULT).unlink(missing_ok=True)  # before config.json: check allows this only with changes

@@ -17,12 +17,12 @@ from .launches import DEFAULT_MEMORY, MOST_SEQUENCES, on_device_of_tensors
 
 
 def kept_size(T: int, B: int, Q: int, S: int) -> int:
-    """Numbers that the forward pass keeps for the backward pass."""
+    """How many numbers the forward pass keeps for the backward pass."""
     return charts.Chart.size(T, B, Q, S) if _part_size(T, B, Q, S) == B else 0
 
 
 def _part_size(T: int, B: int, Q: int, S: int) -> int:
-    """Sequences whose charts are in memory at once."""
+    """How many sequences have their charts in memory at the same time."""
     most = chart_memory(DEFAULT_MEMORY) // (8 * charts.Chart.size(T, 1, Q, S))
     return min(B, max(1, most), MOST_SEQUENCES)
 
