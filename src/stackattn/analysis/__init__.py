@@ -1,31 +1,39 @@
 """Analysis of trained stacks.
 
 Modules:
-    traces         actions, attention weights, heights and runs of a model's stacks on given inputs
-    contents       the probability that each pushed element is still on the stack
-    real_stack     agreement of a stack with the stack of a hand-written automaton
-    quality        that agreement on sampled strings, which are the same for all runs of a task
-    folders        reads run folders
-    strings        selects and traces single strings of a language
-    sentences      selects and traces sentences of a corpus, for language models and translation
-    study          all of this for one run or a folder of runs
-    report         the HTML report, from the files in `page/`
-    report_data    the data of the report as JSON
-    figures        print figures of one string (needs the extra `plot`)
-    attention_map  the print figure of attention weights
-    drawings       all print figures of a studied run
-    demo           the figure of `stackattn demo`
+    traces           actions, attention weights, heights and runs of a model's stacks on given inputs
+    contents         the probability that each pushed element is still on the stack
+    real_stack       agreement of a stack with the stack of a hand-written automaton
+    quality          that agreement on sampled strings, which are the same for all runs of a task
+    folders          reads run folders
+    strings          selects and traces single strings of a language
+    sentences        selects and traces sentences of a corpus, for language models and translation
+    study            all of this for one run or a folder of runs
+    report           the HTML report, from the files in `page/`
+    report_data      the data of the report as JSON
+    figures          print figures of one string (needs the extra `plot`)
+    attention_figure the print figure of attention weights
+    drawings         all print figures of a studied run
+    demo             the figure of `stackattn demo`
 """
 
-from .attention_map import attention_map
+from .attention_figure import attention_map
 from .figures import save_figure
 from .real_stack import Agreement, correct_steps, derivation_tops, measure_agreement, real_tops
-from .traces import NondeterministicTrace, StackTrace, SuperpositionTrace, stack_names, trace_stacks
+from .traces import (
+    NondeterministicTrace,
+    StackTrace,
+    StratifiedTrace,
+    SuperpositionTrace,
+    stack_names,
+    trace_stacks,
+)
 
 __all__ = [
     "Agreement",
     "NondeterministicTrace",
     "StackTrace",
+    "StratifiedTrace",
     "SuperpositionTrace",
     "attention_map",
     "correct_steps",

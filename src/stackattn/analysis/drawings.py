@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..files import write_text
-from .attention_map import attention_map
+from .attention_figure import attention_map
 from .figures import action_map, height_chart, save_figure, split_map
 from .real_stack import real_columns
 from .strings import TracedStack

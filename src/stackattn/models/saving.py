@@ -104,7 +104,7 @@ def load(folder: str | Path) -> nn.Module:
         if not path.exists():
             raise FileNotFoundError(f"{path}: not found; a saved model is a folder with {CONFIG} and {TENSORS}")
     saved, config = _read_config(folder / CONFIG)
-    with torch.device("meta"):  # shapes only
+    with torch.device("meta"):  # shapes only: a wrong file is refused before memory is allocated
         expected = _build(saved.kind, config, folder / CONFIG).state_dict()
 
     def upgrade(name: str) -> str:
