@@ -52,7 +52,7 @@ def evaluations(run: Path) -> list[dict]:
     if not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-    measured = ("seconds", "train_seconds", "cpu_seconds", "memory")
+    measured = ("seconds", "train_seconds", "cpu_seconds", "memory", "crc32")
     return [{key: value for key, value in line.items() if key not in measured} for line in lines]
 
 
