@@ -89,7 +89,7 @@ def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
     task, architecture = cell
     config = paper_config(task, architecture, published=True)
     model = build_model(config)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
 
     def text(size: int, length: int) -> Tensor:
         return torch.randint(config.output_size, (size, length + 1))

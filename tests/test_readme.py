@@ -24,6 +24,8 @@ def test_python(page):
     """The blocks of a page form one program, which runs in a separate process."""
     if not (found := blocks(page, "python")):
         pytest.skip("no Python blocks")
+    if any("transformers" in block or "huggingface" in block for block in found):
+        pytest.importorskip("transformers")
     subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(found)], check=True, timeout=120)
 
 
