@@ -3,8 +3,10 @@
 import os
 
 # Set before torch is imported, and inherited by processes that tests start: with small tensors, the threads of parallel
-# test processes would only compete.
+# test processes would only compete. In tests of several threads, a waiting thread sleeps: with more test processes than
+# cores, active waiting takes most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
