@@ -20,11 +20,14 @@ def _one_thread():
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory():
-    """Fill uninitialised memory, such as that of torch.empty, with nan: reading it before writing makes a test fail."""
-    torch.use_deterministic_algorithms(True)
+    """Fill uninitialised memory, such as that of torch.empty, with nan: reading it before writing makes a test fail.
+
+    Unlike `torch.use_deterministic_algorithms`, this does not import the compiler, which takes a second.
+    """
+    torch.set_deterministic_debug_mode("error")
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)
