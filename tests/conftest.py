@@ -1,13 +1,19 @@
 """Fixtures of all tests: one thread, nan in uninitialised memory, and seeded random numbers."""
 
+import ctypes
 import os
+import sys
 
 # Set before torch is imported, and inherited by processes that tests start: with small tensors, the threads of parallel
-# test processes would only compete.
+# test processes would only compete. In tests of several threads, a waiting thread sleeps: with more test processes than
+# cores, active waiting takes most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
+
+M_PERTURB = -6  # malloc.h
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,13 +22,23 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _poisoned_memory_of_the_kernel():
+    """Fill memory that C++ code allocates (glibc): 0x7f7f7f... = 1.4e306 changes any result that it enters."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        assert libc.mallopt(M_PERTURB, 0x80) == 1  # new memory has the complement
+
+
 @pytest.fixture(autouse=True)
 def _poisoned_memory():
-    """Fill uninitialised memory, such as that of torch.empty, with nan: reading it before writing makes a test fail."""
-    torch.use_deterministic_algorithms(True)
+    """Fill uninitialised memory, such as that of torch.empty, with nan: reading it before writing makes a test fail.
+
+    Unlike `torch.use_deterministic_algorithms`, this does not import the compiler, which takes a second.
+    """
+    torch.set_deterministic_debug_mode("error")
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

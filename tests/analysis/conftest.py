@@ -88,24 +88,45 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def pages(browser):
+    """Returns the page with some options, which is created once: a new page starts a process."""
+    found = {}
+
+    def page(**options):
+        key = json.dumps(options, sort_keys=True)
+        if key not in found:
+            found[key] = browser.new_context(**options).new_page()
+            found[key].set_default_timeout(10_000)
+        return found[key]
+
+    return page
+
+
 @pytest.fixture
-def open_page(browser):
-    """Opens a file. At the end, fails if the page used the network or had an error."""
-    contexts, problems = [], []
+def open_page(pages):
+    """Opens a file. At the end, fails if a page used the network or had an error."""
+    used, problems = [], []
+    listeners = {
+        "console": lambda message: problems.append(message.text),
+        "pageerror": lambda error: problems.append(str(error)),
+        "dialog": lambda dialog: problems.append(dialog.message),
+        "request": lambda request: None if request.url.startswith("file:") else problems.append(request.url),
+    }
 
     def open_page(path, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("dialog", lambda dialog: problems.append(dialog.message))
-        page.on("request", lambda request: None if request.url.startswith("file:") else problems.append(request.url))
+        page = pages(**{"viewport": {"width": 1280, "height": 900}, **options})
+        if page not in used:
+            used.append(page)
+            for event, listener in listeners.items():
+                page.on(event, listener)
         page.goto(path.as_uri())
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in used:
+        page.mouse.move(0, 0)
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        page.goto("about:blank")
     assert problems == []
