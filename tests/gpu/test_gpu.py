@@ -121,6 +121,7 @@ def test_peak_memory(backend):
     assert torch.cuda.max_memory_allocated() - before < share * charts + 12 * weights.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_peak_memory_of_a_window(backend):
     """Readings need a small part of the memory of the charts without a window."""
