@@ -37,3 +37,5 @@ def _launch_on_cpu(monkeypatch):
 
     for module in (charts, band):
         monkeypatch.setattr(module, "launch", launch)
+    # the simulation is thread-local
+    monkeypatch.setattr(availability, "_in_new_thread", lambda function, *args: function(*args))
