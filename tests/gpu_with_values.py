@@ -4,6 +4,8 @@ An operation on tensors of both devices raises. What would wait for a GPU is rec
 """
 
 import sys
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
@@ -81,11 +83,13 @@ class SimulatedGPU(TorchDispatchMode):
         reads: the shapes of what was read from the GPU.
         copies: the shapes of what was copied to the GPU in a way that waits.
         strict: whether both raise.
+        allocated, peak: bytes of all tensors, now and at most.
     """
 
     def __init__(self):
         super().__init__()
         self.device, self.reads, self.copies, self.strict = CUDA, [], [], False
+        self.allocated, self.peak, self._users = 0, 0, Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -111,9 +115,21 @@ class SimulatedGPU(TorchDispatchMode):
             return result
 
         def on_gpu_again(x):
-            return known[id(x)] if id(x) in known else _OnGPU(x) if isinstance(x, torch.Tensor) else x
+            return known[id(x)] if id(x) in known else self._new(x) if isinstance(x, torch.Tensor) else x
 
         return tree_map(on_gpu_again, result)
+
+    def _new(self, values: torch.Tensor) -> _OnGPU:
+        x, storage = _OnGPU(values), values.untyped_storage()
+        self._use(storage.data_ptr(), storage.nbytes(), 1)
+        weakref.finalize(x, self._use, storage.data_ptr(), storage.nbytes(), -1)
+        return x
+
+    def _use(self, address: int, size: int, count: int) -> None:
+        """Count the tensors in a block of memory, which is free when there is none."""
+        before, self._users[address] = self._users[address], self._users[address] + count
+        self.allocated += size * (bool(self._users[address]) - bool(before))
+        self.peak = max(self.peak, self.allocated)
 
     def _wait(self, record: list[tuple[int, ...]], x: torch.Tensor) -> None:
         if not x.numel():
@@ -152,9 +168,9 @@ def gpu_with_values() -> Iterator[SimulatedGPU]:
             "get_device_name": lambda device: "simulated",
             "get_rng_state": lambda device: torch.get_rng_state(),
             "set_rng_state": lambda state, device: None,
-            "memory_allocated": lambda device=None: 0,
-            "max_memory_allocated": lambda device=None: 0,
-            "reset_peak_memory_stats": lambda device=None: None,
+            "memory_allocated": lambda device=None: gpu.allocated,
+            "max_memory_allocated": lambda device=None: gpu.peak,
+            "reset_peak_memory_stats": lambda device=None: setattr(gpu, "peak", gpu.allocated),
             "set_sync_debug_mode": debug_mode,
             "make_graphed_callables": gpu.capture,
         },
