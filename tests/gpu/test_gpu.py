@@ -23,7 +23,7 @@ def _without_deterministic_algorithms():
     torch.use_deterministic_algorithms(False)
 
 
-def transitions(B=2, T=20, Q=3, S=3, scale=1.0):
+def transitions(B=2, T=12, Q=3, S=3, scale=1.0):
     shapes = (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
     return [scale * torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
