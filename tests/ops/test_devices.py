@@ -107,7 +107,7 @@ def test_states_do_not_wait(monkeypatch, stack, padded):
             state, steps = stackattn.NondeterministicState.empty(B, Q, S, device=gpu), transitions(gpu)
         inputs = [x.requires_grad_() for x in steps]
         first, state = state.extend(*(x[:, :2] for x in inputs), lengths)
-        state = state.reorder(torch.arange(B, device=gpu).flip(0))
+        state = state.reorder(torch.arange(B, device=gpu).flip(0)).restart(torch.zeros(B, dtype=torch.bool, device=gpu))
         second, state = state.extend(*(x[:, 2:] for x in inputs), lengths)
         grads = torch.autograd.grad(first.sum() + second.sum(), inputs)
         assert {x.device for x in (first, second, *grads)} == {gpu}

@@ -140,3 +140,24 @@ def test_the_first_use_may_be_in_any_context(use, call):
     """In these, comparing numbers would fail."""
     use()
     call(lambda x: stackattn.superposition_weights(x, backend="triton"), torch.rand(2, 6, 3).softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("__version__ = '3.6.1'", "expected Triton 3.7 or newer, found 3.6.1. Triton belongs to a version of PyTorch"),
+        ("raise OSError('no libcuda')", "Triton cannot be imported (OSError: no libcuda). Reinstall PyTorch"),
+        ("__version__ = '3.10.0+git1'", "available"),
+    ],
+)
+def test_the_installed_version(monkeypatch, tmp_path, content, expected):
+    (tmp_path / "triton.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    availability.status.cache_clear()
+    try:
+        assert availability.status().startswith(expected)
+    finally:
+        availability.status.cache_clear()
+        sys.modules.pop("triton", None)
