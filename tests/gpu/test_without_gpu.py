@@ -11,7 +11,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stackattn.ops.triton_backend import availability
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
+    # the interpreter computes with NumPy, which warns of infinities in rows that are computed again
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
