@@ -9,8 +9,8 @@ differentiates CUDA tensors, so there it is `meta`. The library distinguishes on
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -24,15 +24,22 @@ from stackattn.training.processes import autocast
 GPU = torch.device("meta")
 CUDA = torch.device("cuda", 0)
 BUILT_WITH_CUDA = torch.backends.cuda.is_built()
-_DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # operators have one implementation for all devices
+DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # operators have one implementation for all devices
 
 
 class Waits(AssertionError):
     """An operation would wait for the GPU, or mixes devices."""
 
 
+def reads_values(function, tensors: list[torch.Tensor]) -> bool:
+    """Whether the result or its shape depends on values that the CPU would have to read."""
+    if function.namespace == "aten" and function._opname.startswith("index"):
+        return any(x.dtype in (torch.bool, torch.uint8) for x in tensors[1:])  # a mask
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags))
+
+
 class _NothingWaits(TorchDispatchMode):
-    """FakeTensorMode does not object to copies between devices and to index tensors on the CPU.
+    """FakeTensorMode does not object to copies between devices, to index tensors on the CPU and to some masks.
 
     The library's own operators are computed here. FakeTensorMode would compute only the shapes of their results.
     """
@@ -40,8 +47,10 @@ class _NothingWaits(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "stackattn":
             with self:
-                return function.redispatch(_DENSE, *args, **(kwargs or {}))
+                return function.redispatch(DENSE, *args, **(kwargs or {}))
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if any(x.device.type != "cpu" for x in tensors) and reads_values(function, tensors):
+            raise Waits(f"{function}: reads values")
         result = function(*args, **(kwargs or {}))
         tensors += [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
         non_blocking = function is torch.ops.aten._to_copy.default and (kwargs or {}).get("non_blocking")
@@ -57,13 +66,13 @@ def fake_gpu(device: torch.device = CUDA if BUILT_WITH_CUDA else GPU) -> Iterato
 
 
 @contextmanager
-def _cuda_guard() -> Iterator[None]:
-    """In a PyTorch without CUDA, operations on fake CUDA tensors switch between devices like those on `meta`."""
+def cuda_guard(replace: bool = not BUILT_WITH_CUDA) -> Iterator[None]:
+    """Operations on fake CUDA tensors switch between devices like those on `meta`, which have no hardware."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     types = torch._C._autograd.DeviceType
     guards = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     before = guards[types.CUDA.value]
-    guards[types.CUDA.value] = before or guards[types.Meta.value]
+    guards[types.CUDA.value] = guards[types.Meta.value] if replace else before
     try:
         yield
     finally:
@@ -74,7 +83,7 @@ def _cuda_guard() -> Iterator[None]:
 def fake_autocast() -> Iterator[torch.device]:
     """A fake CUDA device under autocast to bfloat16. Without CUDA, there are no gradients."""
     with (
-        _cuda_guard(),
+        cuda_guard(),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
         fake_gpu(CUDA) as gpu,
@@ -82,36 +91,6 @@ def fake_autocast() -> Iterator[torch.device]:
         nullcontext() if BUILT_WITH_CUDA else torch.no_grad(),
     ):
         yield gpu
-
-
-@contextmanager
-def gpu_of_zeros() -> Iterator[tuple[torch.device, list[tuple[int, ...]]]]:
-    """A GPU beside a CPU whose tensors have values: for code that computes on both.
-
-    Reading from the GPU with `bool`, `item`, `tolist` or `cpu` gives zeros. Yields the device, and the shapes of what
-    was read.
-    """
-    reads: list[tuple[int, ...]] = []
-
-    def replaced(name: str, convert: Callable[[torch.Tensor], object]) -> object:
-        original = getattr(torch.Tensor, name)
-
-        def read(x, *args, **kwargs):
-            if x.device != GPU:
-                return original(x, *args, **kwargs)
-            reads.append(tuple(x.shape))
-            return convert(torch.zeros(x.shape, dtype=x.dtype))
-
-        return mock.patch.object(torch.Tensor, name, read)
-
-    def values(x: torch.Tensor) -> object:
-        return x.numpy().tolist()
-
-    with ExitStack() as stack:
-        for name, convert in (("item", values), ("tolist", values), ("__bool__", values), ("cpu", lambda x: x)):
-            stack.enter_context(replaced(name, convert))
-        stack.enter_context(_NothingWaits())
-        yield GPU, reads
 
 
 # Operations that start no kernel

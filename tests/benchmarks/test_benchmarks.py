@@ -2,10 +2,12 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from gpu_with_values import gpu_with_values
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -111,17 +113,22 @@ def test_without_a_gpu(capsys):
     assert found.out == ""
 
 
-def test_table_of_a_gpu():
-    """The table can be made on the CPU too; a backend that needs a GPU has its error in place of a time."""
-    lines = list(gpu.table(torch.device("cpu"), lengths=(2,), B=1, seconds=0.001))
-    assert len(lines) == 2 + 3 * 3
-    assert "| nondeterministic, window 64 | 1 | 2 | torch |" in lines[5]
-    assert {line.count("|") for line in lines} == {len(gpu.COLUMNS) + 1}
-    torch_line = next(line for line in lines if "| torch |" in line)
-    assert float(torch_line.split("|")[5]) > 0
-    assert "triton" in lines[4]
-    assert "not available" in lines[4]
-    assert any("triton" in line for line in gpu.environment(torch.device("cpu")))
+def test_table_of_a_gpu(monkeypatch, capsys):
+    """On a simulated GPU, for two steps; without Triton, its rows contain the error."""
+    monkeypatch.setattr(gpu, "table", partial(gpu.table, lengths=(2,), B=1, seconds=0.05))
+    with gpu_with_values():
+        assert command.main(["--device", "cuda"]) == 0
+    found = capsys.readouterr().out
+    assert "GPU: simulated" in found
+    rows = [line.split(" | ") for line in found.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 3 * 3
+    assert {len(row) for row in rows} == {len(gpu.COLUMNS)}
+    assert rows[3][:4] == ["| nondeterministic, window 64", "1", "2", "torch"]
+    for row in rows:
+        if row[3] == "triton":
+            assert row[4].startswith("RuntimeError: backend 'triton' is not available: Triton is not installed")
+        else:
+            assert all(float(time) > 0 for time in row[4:6])
 
 
 def percentages(text):

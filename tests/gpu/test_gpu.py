@@ -23,7 +23,7 @@ def _without_deterministic_algorithms():
     torch.use_deterministic_algorithms(False)
 
 
-def transitions(B=2, T=20, Q=3, S=3, scale=1.0):
+def transitions(B=2, T=12, Q=3, S=3, scale=1.0):
     shapes = (B, T, Q, S, Q, S), (B, T, Q, S, Q, S), (B, T, Q, S, Q)
     return [scale * torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
@@ -54,13 +54,42 @@ def test_nondeterministic(backend, T, Q, S):
     assert_close(results(on_gpu(inputs), backend), results(inputs, "cpp"))
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_lengths_and_forbidden_transitions(backend):
-    inputs, lengths = transitions(3, 9, 2, 2), torch.tensor([9, 0, 4])
+def test_lengths_forbidden_transitions_and_rows_without_runs(backend, window):
+    inputs, lengths = transitions(4, 9, 2, 2), torch.tensor([9, 0, 4, 9])
     inputs[0][:, 2, :, 1] = -torch.inf
     for x in inputs:
         x[2, 4:] = torch.nan
-    assert_close(results(on_gpu(inputs), backend, lengths.cuda()), results(inputs, "cpp", lengths))
+        x[3, 6] = -torch.inf
+    found = results(on_gpu(inputs), backend, lengths.cuda(), window=window)
+    assert_close(found, results(inputs, "cpp", lengths, window=window))
+    assert not found[0][3, 6:].any()
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_that_are_empty_or_in_parts(monkeypatch, backend, window):
+    for B, memory in ((0, "1000"), (3, "0.0001")):
+        monkeypatch.setenv("STACKATTN_CHART_MEMORY", memory)
+        inputs = transitions(B, 5, 2, 2)
+        assert_close(results(on_gpu(inputs), backend, window=window), results(inputs, "cpp", window=window))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_strides_and_dtypes(backend):
+    inputs = [x.float().mT.contiguous().mT for x in transitions(2, 4, 2, 2)]
+    values, lengths = torch.randn(2, 5, 3), torch.tensor([4, 2], dtype=torch.int32)
+    found = stackattn.nondeterministic_readings(*on_gpu([*inputs, values, lengths]), backend=backend)
+    expected = stackattn.nondeterministic_readings(*inputs, values, lengths, backend="cpp")
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_device_that_is_not_the_current_one(backend):
+    inputs = transitions(2, 5, 2, 2)
+    assert_close(results([x.to("cuda:1") for x in inputs], backend), results(inputs, "cpp"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -91,6 +120,9 @@ def test_wide_logits_are_nan_or_exact(backend):
 def test_bitwise_repeatable(backend, window):
     inputs = on_gpu(transitions())
     assert all(map(torch.equal, *(results(inputs, backend, window=window) for _ in range(2))))
+    if window is None:
+        actions = [torch.randn(3, 20, 3, dtype=torch.float64).softmax(-1).cuda()]
+        assert all(map(torch.equal, *(results(actions, backend) for _ in range(2))))
 
 
 @pytest.mark.parametrize("window", [None, 8])
@@ -121,6 +153,7 @@ def test_peak_memory(backend):
     assert torch.cuda.max_memory_allocated() - before < share * charts + 12 * weights.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_peak_memory_of_a_window(backend):
     """Readings need a small part of the memory of the charts without a window."""

@@ -73,7 +73,7 @@ def seq2seq(encoder: str, decoder: str, **options: Any) -> Seq2SeqTransformer:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "Tf": lambda: lm("2"),
-    "Tf, tied": lambda: lm("1", tied=True),
+    "Tf, tied": lambda: lm("1", tied=True, positions="rotary", heads=1),
     "Tf+Sup": lambda: lm("1.superposition-4.1"),
     "Tf+Nd": lambda: lm("1.nondeterministic-2-2-3.1"),
     "Tf+Sup, depth 3": lambda: lm("superposition-4d3x2.1"),

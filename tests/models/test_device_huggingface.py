@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from fake_gpu import fake_gpu, gpu_of_zeros
+from fake_gpu import fake_gpu
+from gpu_with_values import gpu_with_values
 
 pytest.importorskip("transformers")
 from huggingface_models import CLASSES, SIZES, STACKS, TOKENS, VOCABULARY
@@ -33,20 +34,21 @@ def on(device, architecture, stacks):
 @pytest.mark.parametrize("stacks", ["both", "inserted"])
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_a_training_step_and_a_cache(architecture, stacks):
-    with gpu_of_zeros() as (gpu, reads):
-        model = on(gpu, architecture, stacks)
-        tokens = torch.randint(VOCABULARY, (B, T), device=gpu)
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
+    with gpu_with_values() as gpu:
+        model = on(gpu.device, architecture, stacks)
+        gpu.reads.clear(), gpu.copies.clear()  # of the initialisation
+        tokens = torch.randint(VOCABULARY, (B, T), device=gpu.device)
+        cache, results = DynamicCache(config=model.config), [model(tokens, labels=tokens)]
+        results += [model(part, past_key_values=cache, use_cache=True) for part in (tokens, tokens[:, :1])]
+        sum(result.logits.square().mean() for result in results).backward()
         torch.optim.AdamW(model.parameters()).step()
-        assert {p.grad.device for p in model.parameters()} == {gpu}
-        cache = DynamicCache(config=model.config)
-        for part in (tokens, tokens[:, :1]):
-            assert model(part, past_key_values=cache, use_cache=True).logits.device == gpu
-        cache.reorder_cache(torch.arange(B, device=gpu).flip(0))
+        assert {x.device for x in (*(p.grad for p in model.parameters()), results[0].loss)} == {gpu.device}
+        cache.reorder_cache(torch.arange(B, device=gpu.device).flip(0))
         cache.batch_repeat_interleave(2)
         assert model(tokens[:, :1].repeat(2, 1), past_key_values=cache).logits.shape[0] == 2 * B
-        assert reads == []
+        assert gpu.reads == gpu.copies == []
+        found = model.eval()(tokens).logits.cpu()
+        torch.testing.assert_close(found, model.cpu()(tokens.cpu()).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["rows", "booleans", "numbers"])

@@ -1,12 +1,14 @@
 """Layers, models, generation and training steps on a GPU: nothing waits for the device and no tensor is elsewhere."""
 
+import copy
 import math
 import sys
 
 import pytest
 import torch
-from fake_gpu import Waits, fake_autocast, fake_gpu, gpu_of_zeros
-from subjects import LAYERS, MODELS, NAMES, TOKENS, D
+from fake_gpu import Waits, fake_autocast, fake_gpu
+from gpu_with_values import gpu_with_values
+from subjects import LAYERS, MODELS, NAMES, TOKENS, D, make
 
 from stackattn.models import LSTMLM, Seq2SeqTransformer, generation
 from stackattn.models.generation import beam_search, greedy, sample
@@ -54,27 +56,39 @@ def test_a_training_step(name, padded):
         assert all(p.grad is None or p.grad.device == gpu for p in module.parameters())
 
 
+def extended(module, x, lengths, state):
+    """Results and state of three chunks, between which the sequences change places."""
+    results = []
+    for chunk, taken in ((x[:, :3], lengths), (x[:, 3:4], None), (x[:, 4:], None)):
+        y, state = module.extend(chunk, state, taken)
+        state = state.reorder(torch.arange(B, device=x.device).flip(0))
+        results.append(y)
+    return torch.cat(results, 1), state
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_and_states(name):
-    with fake_gpu() as gpu:
-        module, x = on(gpu, name), inputs(gpu, name)
-        lengths = torch.full((B,), 2, device=gpu)
-        state = module.initial_state(*((x, lengths) if isinstance(module, Seq2SeqTransformer) else (B,)))
-        for chunk, taken in ((x[:, :3], lengths), (x[:, 3:4], None), (x[:, 4:], None)):
-            y, state = module.extend(chunk, state, taken)
-            state = state.reorder(torch.arange(B, device=gpu).flip(0)).detach()
-            assert y.device == gpu
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("LSTM", "layer", "softmax"))])
-def test_states_that_are_restarted(name):
-    with fake_gpu() as gpu:
-        module, x = on(gpu, name), inputs(gpu, name)
-        state = module.initial_state(*((x,) if isinstance(module, Seq2SeqTransformer) else (B,)))
-        _, state = module.extend(x[:, :3], state)
-        rows = torch.zeros(B, dtype=torch.bool, device=gpu)
-        y, _ = module.extend(x[:, 3:], state.restart(rows))
-        assert y.device == gpu
+def test_gradients_are_those_of_the_cpu(name):
+    """A whole pass, and steps whose states are differentiated, detached and, except for LSTMs, restarted."""
+    subject = make(name)
+    modules = {"cpu": subject.module, "cuda": copy.deepcopy(subject.module)}
+    found = {}
+    with gpu_with_values() as gpu:
+        data = subject.inputs(B, T), torch.tensor([2, 3, 1]), torch.tensor([True, False, False])
+        for device, module in modules.items():
+            x, lengths, rows = (tensor.to(device) for tensor in data)
+            module.to(device)
+            gpu.strict = device == "cuda"
+            state = module.initial_state(*((x, lengths) if isinstance(module, Seq2SeqTransformer) else (B,)))
+            results = [full(module, x, lengths)]
+            y, state = extended(module, x, lengths, state)
+            y, state = (y, state.detach()) if name.startswith("LSTM") else (y, state.restart(rows))
+            results += [y, extended(module, x, lengths, state)[0]]
+            sum(y.square().sum() for y in results).backward()
+            assert {y.device.type for y in results} == {device}
+            gpu.strict = False
+            found[device] = [y.detach().cpu() for y in results] + [p.grad.cpu() for p in module.parameters()]
+    for x, y in zip(*found.values(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-11)
 
 
 STARTS = torch.tensor([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool()
@@ -83,16 +97,19 @@ STARTS = torch.tensor([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool(
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax"))])
 def test_documents_that_share_a_row(name):
     """Their places are computed on the CPU. Without lengths, nothing is read from the GPU."""
-    with gpu_of_zeros() as (gpu, reads):
-        module, x = on(gpu, name), inputs(gpu, name)
-        module(x, starts=STARTS).sum().backward()
+    with gpu_with_values() as gpu:
+        module, x = on(gpu.device, name), inputs(gpu.device, name)
+        loss = module(x, starts=STARTS).sum()
         if not isinstance(module, LSTMLM):
             y, state = module.extend(x, module.initial_state(B), starts=STARTS)
-            y, _ = module.extend(x, state, starts=STARTS)
-            assert y.device == gpu
-        assert reads == []
-        module(x, torch.full((B,), 4, device=gpu), starts=STARTS.to(gpu, non_blocking=True))
-        assert reads == [(B, T), (B,)]
+            z, _ = module.extend(x, state, starts=STARTS)
+            loss = loss + y.sum() + z.sum()
+        loss.backward()
+        assert gpu.reads == gpu.copies == []
+        y = module.eval()(x, torch.full((B,), 4, device=gpu.device), starts=STARTS.to(gpu.device, non_blocking=True))
+        assert gpu.reads == [(B, T), (B,)]
+        expected = module.cpu()(x.cpu(), torch.full((B,), 4), starts=STARTS)
+        torch.testing.assert_close(y.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith(("layer", "softmax"))])
@@ -139,19 +156,27 @@ def test_generation_reads_only_tokens_and_log_probabilities(monkeypatch, name, d
 
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_with_all_options(name):
-    with gpu_of_zeros() as (gpu, reads):
-        model = on(gpu, name)
-        prompts = torch.zeros(9, 2, dtype=torch.int64, device=gpu)
-        lengths = torch.ones(9, dtype=torch.int64, device=gpu)
-        state = model.initial_state(prompts) if isinstance(model, Seq2SeqTransformer) else None
-        options = {"max_new_tokens": 3, "eos": 1}
-        with pytest.raises(ValueError, match="lengths: expected 9 integers from 1 to 2"):  # zeros are read
-            greedy(model, prompts, state, lengths=lengths, **options)
-        reads.clear()
-        sample(model, prompts, state, top_k=3, top_p=0.9, generator=torch.Generator().manual_seed(0), **options)
-        beam_search(model, prompts, state, beam_size=2, **options)
-        # for each step of both: whether a log-probability is nan, the tokens, and their log-probabilities
-        assert len(reads) == 2 * 3 * 3
+    model = make(name).module
+    prompts, lengths = torch.randint(TOKENS - 1, (9, 2)), torch.tensor([2, 1, 2, 2, 2, 1, 2, 2, 2])
+
+    def generated(device):
+        state = model.initial_state(prompts.to(device)) if isinstance(model, Seq2SeqTransformer) else None
+        given, options = (prompts.to(device), state), {"max_new_tokens": 3, "lengths": lengths.to(device)}
+        yield greedy(model, *given, **options)
+        yield sample(model, *given, top_k=3, top_p=0.9, generator=torch.Generator().manual_seed(0), **options)
+        yield beam_search(model, *given, beam_size=2, eos=1, **options)
+
+    expected = list(generated("cpu"))
+    with gpu_with_values() as gpu:
+        model.to(gpu.device)
+        found = generated("cuda")
+        for results in expected:
+            gpu.reads.clear()
+            for x, y in zip(next(found), results, strict=True):
+                assert x.tokens == y.tokens
+                assert math.isclose(x.log_prob, y.log_prob, rel_tol=1e-9)
+            # the lengths, and in each step whether a log-probability is nan, the tokens and their log-probabilities
+            assert len(gpu.reads) <= 1 + 3 * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="replaces a device guard in PyTorch's shared library for Linux")

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from gpu_with_values import gpu_with_values
 from torch import nn
 
 from stackattn.nn import NondeterministicStackAttention, StackSelfAttention, SuperpositionStackAttention
@@ -48,6 +49,26 @@ def test_encoder_equals_its_layers_written_out(stack, grad):
     for layer in model.layers:
         x = by_hand(layer, x, CAUSAL)
     torch.testing.assert_close(y, x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_on_a_gpu(stack):
+    """With padding anywhere, nothing is read, and results and gradients are those of the CPU."""
+    padding = torch.zeros(B, T, dtype=torch.bool)
+    padding[0, 2], padding[1, 4:] = True, True
+    models, data = [encoder(stack).double() for _ in range(2)], (torch.randn(B, T, D).double(), CAUSAL, padding)
+    found = []
+    with gpu_with_values() as gpu:
+        for device, model in zip(("cpu", "cuda"), models, strict=True):
+            x, causal, unused = (tensor.to(device) for tensor in data)
+            model.to(device)
+            gpu.strict = device == "cuda"
+            y = model(x, mask=causal, src_key_padding_mask=unused, is_causal=True)
+            y.square().sum().backward()
+            gpu.strict = False
+            found.append([y.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from fake_gpu import KernelCount, Waits, fake_gpu
+from gpu_with_values import gpu_with_values
 from stacks import Nondeterministic, Superposition, seeded
-from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import stackattn
 from stackattn.ops import checks, dispatch, extension, immediate_checks, states
@@ -58,7 +58,7 @@ def test_operators_do_not_wait(name, padded):
 
 def test_immediate_checks_wait():
     """Shows that the test above can fail."""
-    with fake_gpu() as gpu, immediate_checks(), pytest.raises(DataDependentOutputException):
+    with fake_gpu() as gpu, immediate_checks(), pytest.raises(Waits):
         checks.check_numbers("log_push", transitions(gpu)[0], None, minus_infinity=True)
 
 
@@ -70,6 +70,7 @@ def test_immediate_checks_wait():
         lambda x: x.tolist(),
         lambda x: x.nonzero(),
         lambda x: x[x > 0],
+        lambda x: x.index_put_((x > 0,), torch.ones_like(x)),
         lambda x: torch.equal(x, x),
         lambda x: x + torch.ones(3),
         lambda x: x[torch.arange(2)],
@@ -78,12 +79,19 @@ def test_immediate_checks_wait():
         lambda x: torch.ones(3).to(x.device),
     ],
 )
-def test_the_fake_gpu_raises_where_a_gpu_would_wait(wait):
+def test_the_simulations_raise_where_a_gpu_would_wait(wait):
     with fake_gpu() as gpu:
         x = torch.ones(3, device=gpu)
         with pytest.raises((Waits, RuntimeError)):
             wait(x)
         assert torch.ones(3).to(gpu, non_blocking=True).device == gpu
+    with gpu_with_values() as gpu:
+        x, gpu.strict = torch.ones(3, device=gpu.device), True
+        with pytest.raises(Waits):
+            wait(x)
+        with pytest.raises(Waits):
+            torch.tensor([1.0], device=gpu.device)
+        assert torch.ones(3).to(gpu.device, non_blocking=True).device == gpu.device
 
 
 @pytest.mark.parametrize("stack", ["superposition", "nondeterministic"])
@@ -99,7 +107,7 @@ def test_states_do_not_wait(monkeypatch, stack, padded):
             state, steps = stackattn.NondeterministicState.empty(B, Q, S, device=gpu), transitions(gpu)
         inputs = [x.requires_grad_() for x in steps]
         first, state = state.extend(*(x[:, :2] for x in inputs), lengths)
-        state = state.reorder(torch.arange(B, device=gpu).flip(0))
+        state = state.reorder(torch.arange(B, device=gpu).flip(0)).restart(torch.zeros(B, dtype=torch.bool, device=gpu))
         second, state = state.extend(*(x[:, 2:] for x in inputs), lengths)
         grads = torch.autograd.grad(first.sum() + second.sum(), inputs)
         assert {x.device for x in (first, second, *grads)} == {gpu}

@@ -2,9 +2,11 @@
 
 import torch
 
+NOT_WRITTEN = 3e300
+
 
 class Frozen:
-    """Replaces `launch`: what a launch writes is nan in the tensors that it reads.
+    """Replaces `launch`: what a launch writes is nan in the tensors that it reads, and it writes to empty tensors.
 
     The interpreter runs one program after the other, so without this a race between programs would go unnoticed.
     """
@@ -25,7 +27,10 @@ class Frozen:
                         self.written(kernel, grid, reads, writes, target, sizes, options), torch.nan
                     )
         self.spoil(kernel, poisoned)
-        kernel[grid](*poisoned, *writes, *sizes, **options)
+        results = [torch.full_like(x, NOT_WRITTEN) for x in writes]
+        kernel[grid](*poisoned, *results, *sizes, **options)
+        for x, result in zip(writes, results, strict=True):
+            x.copy_(result.where(result != NOT_WRITTEN, x))
 
     @staticmethod
     def written(kernel, grid, reads, writes, target, sizes, options):

@@ -7,8 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=.venv/bin/python
 selection=(-m "not slow")
+simulated=()
 if [ "${1:-}" = --full ]; then
   selection=()
+  simulated=(tests/gpu/test_without_gpu.py)
   shift
 fi
 for version in "${@:-3.7.0}"; do
@@ -19,7 +21,8 @@ for version in "${@:-3.7.0}"; do
   fi
   export PYTHONPATH=$PWD/$folder
   # Two processes: the interpreter replaces the compiler.
-  STACKATTN_TRITON_TESTS=interpreter TRITON_INTERPRET=1 $python -m pytest tests/triton_backend "${selection[@]}" &
+  STACKATTN_TRITON_TESTS=interpreter TRITON_INTERPRET=1 $python -m pytest tests/triton_backend "${simulated[@]}" \
+    "${selection[@]}" &
   STACKATTN_TRITON_TESTS=compiler TRITON_CACHE_DIR=$folder/cache $python -m pytest tests/triton_backend "${selection[@]}"
   wait $!
 done

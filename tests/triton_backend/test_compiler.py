@@ -1,4 +1,4 @@
-"""The kernels compiled for GPUs that are not present: shared memory, spilled registers, tensor-core instructions."""
+"""The kernels compiled for GPUs that are not present: memory, registers, 64-bit offsets, tensor-core instructions."""
 
 import inspect
 import re
@@ -78,6 +78,9 @@ def test_resources(name, gpu, Q, S, addresses, tmp_path):
     target, limit = GPUS[gpu]
     found = compiled(name, target, Q, S, addresses)
     assert found.metadata.shared <= limit
+    # a chart can have more than 2^31 entries: all indices are int64 before they are multiplied
+    assert not re.findall(r"arith\.muli .* : (?:i32|tensor<[x\d]+xi32>)", found.asm["ttir"])
+    assert "tt.atomic" not in found.asm["ttir"]  # sums would depend on the order of programs
     spilled, tensor_core = amd(found.asm["amdgcn"]) if gpu.startswith("gfx") else nvidia(found.asm["cubin"], tmp_path)
     assert spilled == 0
     assert (tensor_core > 0) == (name in KERNELS)

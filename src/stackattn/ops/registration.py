@@ -90,12 +90,15 @@ class Operator:
             tensors, ctx.options = inputs[:count], inputs[count:]
             result, *memory = output if isinstance(output, tuple) else (output,)
             ctx.mark_non_differentiable(*memory)
+            ctx.set_materialize_grads(False)  # PyTorch would allocate zeros of the size of `memory`
             memory = [result, *memory] if self._saves_result else memory
             # A copy: autograd does not detect that a caller overwrites `lengths` through NumPy.
             lengths = tensors[-1] if tensors[-1] is None else tensors[-1].clone()
             ctx.save_for_backward(*tensors[:-1], lengths, *memory)
 
         def backward(ctx, grad, *_):
+            if grad is None:
+                return (None,) * (count + len(ctx.options))
             saved = ctx.saved_tensors  # accessed once: gradient checkpointing recomputes them each time
             grads = function(saved[:count], saved[count:], grad, *ctx.options)
             return *grads, None, *(None for _ in ctx.options)

@@ -6,11 +6,15 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 
 from ..caller import warn_caller
 from .launches import check_sizes
+
+Result = TypeVar("Result")
 
 OLDEST = (3, 7)
 """The first version of Triton whose float64 matrix products work both on GPUs and in its interpreter."""
@@ -68,7 +72,7 @@ works._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAcce
 @functools.cache
 def _agrees(device: torch.device, Q: int, S: int, windowed: bool) -> bool:
     try:
-        problem = _difference(device, Q, S, windowed)
+        problem = _in_new_thread(_difference, device, Q, S, windowed)
     except Exception as error:  # Triton, its compilers and drivers raise errors of many classes
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if problem is not None:
@@ -77,6 +81,12 @@ def _agrees(device: torch.device, Q: int, S: int, windowed: bool) -> bool:
             f"{' with a window' if windowed else ''} on {device}: {problem}. Please report this (docs/gpu.md)."
         )
     return problem is None
+
+
+def _in_new_thread(function: Callable[..., Result], *args: Any) -> Result:
+    """Call a function where no default device, vmap, tracing or autocast is active, all of which are thread-local."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function, *args).result()
 
 
 def _difference(device: torch.device, Q: int, S: int, windowed: bool) -> str | None:

@@ -153,7 +153,7 @@ def walk_back_row(
             d_in + _in_rows(x + 1, b, f[:, None], c[None, :], B, width, Q, S), mask=known[:, None] & columns, other=0.0
         )
         acc = _dot(_moves(replace, tau, b, e, f[None, :], B, Q, S), after * moved, acc)
-        if (tl.program_id(0) + 1) * BC >= width:  # alpha, from what step x + 1 pushes
+        if (tl.program_id(0).to(tl.int64) + 1) * BC >= width:  # alpha, from what step x + 1 pushes
             pushes = tl.zeros((E,), dtype=tl.float64)
             for start in range(0, width, BK):
                 i = start + tl.arange(0, BK)
