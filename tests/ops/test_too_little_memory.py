@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stackattn
-from stackattn.nn import parse_layers
+from stackattn.nn import StackSpec, parse_layers
 from stackattn.ops.dispatch import kernel
 from stackattn.ops.memory import names_argument
 
@@ -112,6 +112,7 @@ def test_a_state_names_the_argument_and_stays_as_it_was(name, backend):
 @pytest.mark.parametrize("notation", ["superposition-4d2", "stratified-4", "nondeterministic-1-2-5w8"])
 def test_a_layer_names_its_input(notation):
     (spec,) = parse_layers(notation)
+    assert isinstance(spec, StackSpec)
     layer = spec.build(3)
     x, state = zeros(STEPS, 3), layer.initial_state(1)
     for call in (lambda: layer(x), lambda: layer(x=x), lambda: layer.actions(x), lambda: layer.extend(x, state)):
