@@ -174,12 +174,15 @@ struct Linear {
       }
   }
 
-  // Rows of the blocks of a large matrix. With 16 registers, 4 rows of 3 vectors need fewer loads than 8 of 1.
+  // Rows of the blocks of a large matrix. With 16 registers, 4 rows of several vectors need fewer loads than 8 of one.
   static constexpr int kTall = kLanes == 8 ? 8 : 4;
 
-  // The number of vectors per row for which all accumulators and one row of B fit into the registers.
+  // The number of vectors per row for which all accumulators and one row of B fit into the registers. Without AVX, a
+  // product overwrites one of its factors and needs one more register.
   static constexpr int wide(int m) {
-    return kLanes == 8 ? (m == 8 ? 3 : m == 5 ? 4 : 6) : (m == 8 ? 1 : m == 5 ? 2 : m == 4 ? 3 : m == 3 ? 4 : 6);
+    if (kLanes == 8) return m == 8 ? 3 : m == 5 ? 4 : 6;
+    const int fewer = kLanes == 2;
+    return m == 8 ? 1 : m == 5 ? 2 : m == 4 ? 3 - fewer : m == 3 ? 4 - fewer : 6;
   }
 
   template <int M, int N>
