@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import stackattn
+from stackattn.nn import StackSpec, parse_layers
 from stackattn.ops.dispatch import kernel
 from stackattn.ops.memory import names_argument
 
@@ -106,6 +107,30 @@ def test_a_state_names_the_argument_and_stays_as_it_was(name, backend):
         extend(state, STEPS)
     assert state.length == 3
     assert torch.equal(extend(state, 2)[0], expected)
+
+
+@pytest.mark.parametrize("notation", ["superposition-4d2", "stratified-4", "nondeterministic-1-2-5w8"])
+def test_a_layer_names_its_input(notation):
+    (spec,) = parse_layers(notation)
+    assert isinstance(spec, StackSpec)
+    layer = spec.build(3)
+    x, state = zeros(STEPS, 3), layer.initial_state(1)
+    for call in (lambda: layer(x), lambda: layer(x=x), lambda: layer.actions(x), lambda: layer.extend(x, state)):
+        with pytest.raises(MemoryError, match="^x" + MESSAGE):
+            call()
+
+
+def test_the_argument_of_the_outer_function_is_named():
+    @names_argument("inner")
+    def allocate(inner):
+        raise MemoryError("cannot allocate 12 bytes")
+
+    @names_argument("outer", 1)
+    def call(_, outer):
+        allocate(outer[:, :3])
+
+    with pytest.raises(MemoryError, match=r"^outer: .* got 2 of 7 steps, for which 12 bytes could not be"):
+        call(None, torch.zeros(2, 7))
 
 
 def test_errors_of_gpus_keep_their_type_and_other_errors_stay():

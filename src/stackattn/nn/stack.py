@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..ops.checks import check_limit
 from ..ops.documents import by_documents, extend_by_documents
 from ..ops.lengths import without_padding
+from ..ops.memory import names_argument
 from .checks import check_choice, check_positive, check_vectors
 from .state import State
 
@@ -167,6 +168,7 @@ class StackAttention(nn.Module, ABC):
         for layer in (self.to_actions, self.to_values, self.to_output):
             nn.init.xavier_uniform_(layer.weight)
 
+    @names_argument("x", 1)
     def forward(
         self,
         x: Tensor,
@@ -220,6 +222,7 @@ class StackAttention(nn.Module, ABC):
             extras.append(actions[0] if len(actions) == 1 else actions)
         return (y, *extras)
 
+    @names_argument("x", 1)
     def actions(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
         """Compute the actions of each step, without attending to the stack.
 
@@ -245,6 +248,7 @@ class StackAttention(nn.Module, ABC):
         """Create the state before the first step."""
         return StackState(self.initial_stack(batch_size), self.heads)
 
+    @names_argument("x", 1)
     def extend(
         self, x: Tensor, state: StackState, lengths: Tensor | None = None, *, starts: Tensor | None = None
     ) -> tuple[Tensor, StackState]:

@@ -46,7 +46,8 @@ def names_argument(
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """A decorator: too little memory becomes an error about the argument `name`.
 
-    It is a MemoryError, or PyTorch's OutOfMemoryError on a GPU.
+    It is a MemoryError, or PyTorch's OutOfMemoryError on a GPU. If a decorated function calls another one, the error is
+    about the argument of the outer function, which is the one that the user has called.
 
     Args:
         name: what users call the argument.
@@ -61,15 +62,17 @@ def names_argument(
             try:
                 return function(*args, **kwargs)
             except (MemoryError, RuntimeError) as error:
-                request = memory_request(error)
-                if request is None or _EXPECTED in str(error):  # the latter: an operator that this one calls
+                named = _EXPECTED in str(error)  # by a function that this one calls
+                cause = (error.__cause__ or error) if named else error
+                request = memory_request(cause)
+                if request is None:
                     raise
                 tensor: Any = args[position] if len(args) > position else kwargs[name]
                 kind = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else MemoryError
                 raise kind(
                     f"{name}: {_EXPECTED}, got {tensor.shape[0]} of {tensor.shape[1]} steps, for which {request} could "
                     "not be allocated; use shorter or fewer sequences"
-                ) from error
+                ) from cause
 
         return call
 

@@ -174,9 +174,15 @@ struct Linear {
       }
   }
 
-  // The number of vectors per row for which all accumulators and one row of B fit into the registers.
+  // Rows of the blocks of a large matrix. With 16 registers, 4 rows of several vectors need fewer loads than 8 of one.
+  static constexpr int kTall = kLanes == 8 ? 8 : 4;
+
+  // The number of vectors per row for which all accumulators and one row of B fit into the registers. Without AVX, a
+  // product overwrites one of its factors and needs one more register.
   static constexpr int wide(int m) {
-    return kLanes == 8 ? (m == 8 ? 3 : m == 5 ? 4 : 6) : (m == 8 ? 1 : m == 5 ? 2 : m == 4 ? 3 : m == 3 ? 4 : 6);
+    if (kLanes == 8) return m == 8 ? 3 : m == 5 ? 4 : 6;
+    const int fewer = kLanes == 2;
+    return m == 8 ? 1 : m == 5 ? 2 : m == 4 ? 3 - fewer : m == 3 ? 4 - fewer : 6;
   }
 
   template <int M, int N>
@@ -196,7 +202,7 @@ struct Linear {
     const long vectors = (n + kLanes - 1) / kLanes;
     long m0 = 0;
     while (m > 0) {
-      const int step = m >= 8 ? 8 : m > 5 ? 4 : m;
+      const int step = m >= 8 ? kTall : m > 5 ? 4 : m;
       switch (step) {
         case 8: rows<8>(terms, count, m0, vectors, c, ldc, add); break;
         case 5: rows<5>(terms, count, m0, vectors, c, ldc, add); break;

@@ -1,35 +1,25 @@
 // The chart of one sequence (docs/maths.md): its forward and backward pass, in tiles.
 //
-// Time points 0..n are cut into blocks of `b`. A chart X[j -> t] is a triangle of tiles (J, T), J <= T, for each stack
-// symbol; a tile is a square matrix with rows (j, state) and columns (t, state). Contributions from the blocks strictly
-// between J and T are matrix products; only those from J and T themselves are sequential. F is stored transposed, as
-// one panel for each T with rows (t, state) and columns i.
+// F is stored transposed, as one panel for each block T with rows (t, state) and columns i.
 //
 // Letters as in NOTATION.md. Index i of an attention weight is shifted by one: column 0 is the bottom element.
 #pragma once
-#include <algorithm>
-#include <vector>
-
-#include "arithmetic.h"
-#include "step_weights.h"
+#include "tiles.h"
 #include "workspace.h"
 
 namespace STACKATTN_KERNEL {
 namespace {
 
 template <class A>
-class Chart : public StepWeights<A> {
-  using Ptr = typename A::Ptr;
+class Chart : public Tiles<A> {
+  using Base = Tiles<A>;
+  using typename Base::Product;
+  using typename Base::Ptr;
   using Value = typename A::Value;
-  using Product = Term<Ptr>;
 
  public:
-  using StepWeights<A>::n, StepWeights<A>::Q, StepWeights<A>::S, StepWeights<A>::QS;
-  using StepWeights<A>::push, StepWeights<A>::repl, StepWeights<A>::pop;
-  using StepWeights<A>::dpush, StepWeights<A>::drepl, StepWeights<A>::dpop;
-  const int b;   // time points in a block
-  const int ld;  // length of a tile's row: b * Q
-  const int blocks;
+  using Base::b, Base::blocks, Base::dpush, Base::drepl, Base::ld, Base::n, Base::push, Base::Q, Base::QS, Base::repl,
+      Base::S;
   // Popping an empty superposition stack leaves it empty: alpha is 1 at every time point, and rows are not normalised.
   const bool superposition;
 
@@ -41,23 +31,19 @@ class Chart : public StepWeights<A> {
   // the number of values that a derived class takes.
   Chart(Workspace& work, int n, int Q, int S, bool superposition, bool with_gradient, long columns = 0,
         double* kept = nullptr, long extra = 0)
-      : StepWeights<A>(n, Q, S), b(block_size(Q, n)), ld(b * Q), blocks((n + b) / b), superposition(superposition),
-        tiles_(long(blocks) * (blocks + 1) / 2 * ld * ld),
+      : Base(n, Q, S, block_size(Q, n), n), superposition(superposition),
         panels_(columns ? long(blocks) * ld * columns : long(blocks) * (blocks + 1) / 2 * ld * b), columns_(columns),
         work_(work), kept_(kept) {
     const auto take = [this](long count) { return this->take(count); };
     work.start(A::kPlanes * ((kept ? 0 : forward_size()) + with_gradient * gradient_size() + extra + 8));
-    D_ = take(S * tiles_);
-    P_ = take(S * tiles_);
+    this->take_tiles(take);
     F_ = take(S * panels_);
     this->take_steps(take);
     alpha_ = take(long(n + 1) * QS);
     mass_ = take(n + 1);
     kept_ = nullptr;
     if (with_gradient) {
-      DT_ = take(S * tiles_);
-      dD_ = take(S * tiles_);
-      dP_ = take(S * tiles_);
+      this->take_tile_gradients(take);
       dF_ = take(S * panels_);
       dFT_ = take(S * panels_);
       this->take_step_gradients(take);
@@ -82,10 +68,9 @@ class Chart : public StepWeights<A> {
   Ptr weight_gradients(int t, int r, int y) const { return f_row(dFT_, y, t) + long(r) * width(t / b); }
 
   void forward() {
-    A::clear(D_, S * tiles_);
     A::clear(F_, S * panels_);
     for (int T = 0; T < blocks; ++T) {
-      for (int J = T; J >= 0; --J) fill_tile(J, T);
+      this->fill_column(T);
       fill_panel(T);
     }
   }
@@ -99,18 +84,15 @@ class Chart : public StepWeights<A> {
     transpose_panels();
     for (int T = 0; T < blocks; ++T)
       for (int J = 0; J <= T; ++J) start_dP(J, T);
-    transpose_tiles();
-    for (int J = 0; J < blocks; ++J) {
-      for (int T = blocks - 1; T >= J; --T) unfill_tile(J, T);
-      collect_steps(J);
-    }
+    this->unfill_tiles();
   }
 
  protected:
-  long tiles_, panels_, columns_;
+  using Base::begin, Base::columns, Base::dP_, Base::end, Base::P_, Base::sum_of_tiles, Base::tile, Base::tiles_;
+  long panels_, columns_;
   Workspace& work_;
-  double* kept_;                             // where `take` takes from; null: the workspace
-  Ptr D_, P_, F_, DT_, dD_, dP_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
+  double* kept_;      // where `take` takes from; null: the workspace
+  Ptr F_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
   Ptr alpha_, dalpha_, mass_;
 
   long gradient_size() const { return 3 * S * tiles_ + 2 * S * panels_ + this->steps_size() + long(n + 1) * QS + 72; }
@@ -121,84 +103,14 @@ class Chart : public StepWeights<A> {
     return A::at(memory, room);
   }
 
-  int begin(int block) const { return block * b; }
-  int end(int block) const { return std::min(begin(block) + b, n + 1); }  // one past the block's last time point
-  int columns(int T) const { return (end(T) - begin(T)) * Q; }
   int width(int T) const { return columns_ ? columns_ : (T + 1) * b; }  // length of a panel's row
 
-  Ptr tile(Ptr chart, int w, int J, int T) const {
-    return chart + (w * tiles_ + (long(T) * (T + 1) / 2 + J) * ld * ld);
-  }
-  Ptr row(Ptr chart, int w, int j, int T) const { return tile(chart, w, j / b, T) + long(j % b) * Q * ld; }
   Ptr panel(Ptr chart, int y, int T) const {
     return chart + (y * panels_ + (columns_ ? T * ld * columns_ : long(T) * (T + 1) / 2 * ld * b));
   }
   Ptr f_row(Ptr chart, int y, int t) const { return panel(chart, y, t / b) + long(t % b) * Q * width(t / b); }
 
-  // One term for each symbol z: transition matrix of (.., w) x (.., z) times row j of X_z in block column T.
-  int mix(Product* terms, Ptr matrix, int w, Ptr chart, int j, int T) const {
-    for (int z = 0; z < S; ++z) terms[z] = {matrix + (long(w) * QS + z), long(S) * QS, S, row(chart, z, j, T), ld, Q};
-    return S;
-  }
-  // Like `mix`, with the matrix transposed.
-  int mix_transposed(Product* terms, Ptr matrix, int z, Ptr chart, int j, int T) const {
-    for (int w = 0; w < S; ++w) terms[w] = {matrix + (long(w) * QS + z), S, long(S) * QS, row(chart, w, j, T), ld, Q};
-    return S;
-  }
-
   static constexpr int kWide = 3;  // blocks of i filled at once
-  // Tiles whose products are summed in registers at once: as many as stay in the cache together.
-  static constexpr int kGroup = 4;
-  template <class Make>
-  void sum_of_tiles(int from, int to, int m, int count, Ptr c, long ldc, bool add, Make make) const {
-    Product terms[kGroup];
-    for (int K = from; K < to; K += kGroup) {
-      int used = 0;
-      for (; used < kGroup && K + used < to; ++used) {
-        terms[used] = make(K + used);
-        if (K + used + kGroup < to) {
-          const Product next = make(K + used + kGroup);
-          terms[used].next_a = A::address(next.a);
-          terms[used].next_b = A::address(next.b);
-        }
-      }
-      A::gemm(terms, used, m, count, c, ldc, add || K > from);
-    }
-  }
-
-  void fill_tile(int J, int T) {
-    const int N = columns(T);
-    std::vector<Product> terms(S + 2);
-    for (int w = 0; w < S; ++w)
-      sum_of_tiles(J + 1, T, ld, N, tile(D_, w, J, T), ld, true,
-                   [&](int K) { return Product{tile(P_, w, J, K), ld, 1, tile(D_, w, K, T), ld, ld}; });
-    for (int j = std::min(end(J), n) - 1; j >= begin(J); --j) {
-      if (j + 1 < n && (j + 1) / b <= T)
-        for (int w = 0; w < S; ++w) {
-          const int count = mix(terms.data(), push(j + 1), w, D_, j + 1, T);
-          A::gemm(terms.data(), count, Q, N, row(P_, w, j, T), ld, false);
-        }
-      else
-        for (int w = 0; w < S; ++w) A::clear(row(P_, w, j, T), long(Q) * ld);
-      if (j == 0) break;  // the bottom element is never popped
-      for (int w = 0; w < S; ++w) {
-        const Ptr out = row(D_, w, j, T);
-        if ((j + 1) / b == T)
-          for (int p = 0; p < Q; ++p)
-            for (int r = 0; r < Q; ++r)
-              A::set(out, long(p) * ld + ((j + 1) % b) * Q + r, A::get(pop(j + 1), (long(p) * S + w) * Q + r));
-        int count = 0;
-        if (j + 1 < n && (j + 1) / b <= T) count = mix(terms.data(), repl(j + 1), w, D_, j + 1, T);
-        if (j + 2 < std::min(end(J), n))  // inner runs that end in block J
-          terms[count++] = {row(P_, w, j, J) + (j + 2 - begin(J)) * Q, ld, 1, row(D_, w, j + 2, T), ld,
-                            (std::min(end(J), n) - j - 2) * Q};
-        if (J < T)  // inner runs that end in block T
-          terms[count++] = {row(P_, w, j, T), ld, 1, tile(D_, w, T, T), ld, (std::min(end(T), n) - begin(T)) * Q};
-        A::gemm(terms.data(), count, Q, N, out, ld, true);
-      }
-    }
-  }
-
   virtual void fill_panel(int T) {
     std::vector<Product> terms(S + 1);
     for (int y = 0; y < S; ++y)
@@ -304,78 +216,11 @@ class Chart : public StepWeights<A> {
     for (int y = 0; y < S; ++y)
       for (int T = 0; T < blocks; ++T) A::transpose(panel(dFT_, y, T), ld, width(T), panel(dF_, y, T));
   }
-  void transpose_tiles() {
-    for (int w = 0; w < S; ++w)
-      for (int T = 0; T < blocks; ++T)
-        for (int J = 0; J <= T; ++J) A::transpose(tile(D_, w, J, T), ld, ld, tile(DT_, w, J, T));
-  }
   // The contribution of F to dP: sum over i of F[i -> k] dF[i -> t].
   void start_dP(int J, int T) {
     for (int y = 0; y < S; ++y) {
       const Product term = {panel(F_, y, J), width(J), 1, panel(dF_, y, T), ld, width(J)};
       A::gemm(&term, 1, columns(J), columns(T), tile(dP_, y, J, T), ld, false);
-    }
-  }
-
-  void unfill_tile(int J, int T) {
-    const int N = columns(T);
-    std::vector<Product> terms(2 * S + 1);
-    for (int w = 0; w < S; ++w) {
-      A::clear(tile(dD_, w, J, T), long(ld) * ld);
-      sum_of_tiles(0, J, columns(J), N, tile(dD_, w, J, T), ld, true,
-                   [&](int K) { return Product{tile(P_, w, K, J), 1, ld, tile(dD_, w, K, T), ld, ld}; });
-      sum_of_tiles(T + 1, blocks, columns(J), N, tile(dP_, w, J, T), ld, true,
-                   [&](int K) { return Product{tile(dD_, w, J, K), ld, 1, tile(DT_, w, T, K), ld, columns(K)}; });
-    }
-    for (int j = begin(J); j < std::min(end(J), n); ++j) {
-      if (j > 0)
-        for (int z = 0; z < S; ++z) {
-          int count = 0;
-          if (j > 1) count += mix_transposed(terms.data(), repl(j), z, dD_, j - 1, T);
-          count += mix_transposed(terms.data() + count, push(j), z, dP_, j - 1, T);
-          if (j - 2 >= begin(J))
-            terms[count++] = {
-                tile(P_, z, J, J) + (j - begin(J)) * Q, 1, ld, tile(dD_, z, J, T), ld, (j - 1 - begin(J)) * Q};
-          A::gemm(terms.data(), count, Q, N, row(dD_, z, j, T), ld, true);
-        }
-      if (J == T) clear_before(dD_, j, T, j + 1);
-      for (int w = 0; w < S && j > 0; ++w) {
-        const Product term = {row(dD_, w, j, T), ld, 1, tile(DT_, w, T, T), ld, N};
-        A::gemm(&term, 1, Q, N, row(dP_, w, j, T), ld, true);
-      }
-      if (T == J || T == J + 1) clear_before(dP_, j, T, j + 2);
-    }
-  }
-
-  // Row j of a chart has no entries before time point t: clears what the products wrote there.
-  void clear_before(Ptr chart, int j, int T, int t) {
-    const int count = std::min((t - begin(T)) * Q, ld);
-    if (count <= 0) return;
-    for (int w = 0; w < S; ++w)
-      for (int p = 0; p < Q; ++p) A::clear(row(chart, w, j, T) + long(p) * ld, count);
-  }
-
-  void collect_steps(int J) {
-    std::vector<Product> terms(blocks);
-    for (int j = begin(J); j < std::min(end(J), n); ++j) {
-      if (j > 0)
-        for (int p = 0; p < Q; ++p)
-          for (int w = 0; w < S; ++w)
-            for (int r = 0; r < Q; ++r)
-              A::set(dpop(j + 1), (long(p) * S + w) * Q + r,
-                     A::get(row(dD_, w, j, (j + 1) / b), long(p) * ld + ((j + 1) % b) * Q + r));
-      if (j + 1 >= n) continue;
-      for (int w = 0; w < S; ++w)
-        for (int z = 0; z < S; ++z) {
-          const auto collect = [&](Ptr gradient, Ptr to) {
-            int count = 0;
-            for (int T = (j + 1) / b; T < blocks; ++T)
-              terms[count++] = {row(gradient, w, j, T), ld, 1, row(D_, z, j + 1, T), ld, columns(T)};
-            A::dots(terms.data(), count, Q, Q, to + (long(w) * QS + z), long(S) * QS, S);
-          };
-          collect(dP_, dpush(j + 1));
-          if (j > 0) collect(dD_, drepl(j + 1));
-        }
     }
   }
 };

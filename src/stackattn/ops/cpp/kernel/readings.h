@@ -14,8 +14,8 @@ class ReadingChart : public Chart<A> {
   using Ptr = typename A::Ptr;
   using Value = typename A::Value;
   using Product = Term<Ptr>;
-  using Base::alpha_, Base::D_, Base::dFT_, Base::F_, Base::mass_, Base::P_;
-  using Base::b, Base::begin, Base::end, Base::f_row, Base::ld, Base::mix, Base::panel, Base::tile, Base::sum_of_tiles;
+  using Base::alpha_, Base::dFT_, Base::F_, Base::mass_, Base::P_;
+  using Base::b, Base::begin, Base::end, Base::f_row, Base::ld, Base::panel, Base::tile, Base::sum_of_tiles;
 
  public:
   using Base::blocks, Base::dpush, Base::drepl, Base::n, Base::push, Base::Q, Base::QS, Base::repl, Base::S;

@@ -9,6 +9,9 @@ namespace STACKATTN_KERNEL {
 namespace {
 
 constexpr int kBytes = 8 * kLanes;
+// Steps between the prefetch of a step's vectors and the step. They are a few columns of long rows, so that each is in
+// another cache line, and without it every step would wait for memory once a sequence does not fit into the cache.
+constexpr int64_t kAhead = 8;
 
 template <class R>
 struct Columns {
@@ -73,6 +76,7 @@ struct Unit {
 
   // The stack after step t + 1 from the one after step t; they may be at the same place.
   void step(int64_t t, const Vec* from, Vec* to) const {
+    __builtin_prefetch(values + (t + kAhead) * m);
     const R* action = actions + 3 * t;
     const Vec push = C::splat(action[0]), keep = C::splat(action[1]), pop = C::splat(action[2]);
     const int64_t before = heights(t), after = heights(t + 1), inner = std::min(before - 1, after);
@@ -95,6 +99,7 @@ struct Unit {
   void forward(Vec* stack, Vec* stored, R* readings) const {
     for (int64_t t = 0; t < heights.steps; ++t) {
       if (stored && t % stride == 0) stored = std::copy_n(stack, heights(t), stored);
+      if (readings) __builtin_prefetch(readings + (t + kAhead) * m, 1);
       step(t, stack, stack);
       if (readings) C::store(readings + t * m, stack[0], count);
     }
@@ -116,6 +121,8 @@ struct Unit {
         stacks[t + 1 - first] = next;
       }
       for (int64_t t = end - 1; t >= first; --t) {
+        __builtin_prefetch(grad_readings + (t - kAhead) * m);
+        __builtin_prefetch(grad_values + (t - kAhead) * m, 1);
         grad[0] += C::load(grad_readings + t * m, count);
         step_back(t, stacks[t - first], grad, grad_actions + 3 * t, grad_values + t * m);
       }

@@ -9,8 +9,8 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
-// Largest fall from the mass of all runs to that of the runs in one entry, a window later, for which float64 suffices,
-// as kSmallestMass.
+// Largest fall from the mass of all runs to that of the runs in one entry, `span` steps later, for which float64
+// suffices, as kSmallestMass.
 constexpr double kLargestFall = 600;
 
 // One sequence: `before` earlier steps and rows (one more), then `length` new ones.
@@ -21,7 +21,8 @@ struct WindowSequence {
   const int64_t number, length;
   const int Q = int(p.states), S = int(p.symbols), QS = Q * S, m = int(in.m), before = int(in.before);
   const int window = int(std::min<int64_t>(in.window, in.before + p.steps));
-  const int segment = std::max(64, (2 * window + 7) / 8 * 8);
+  const int span = std::max(window, WindowChart<Linear>::b);  // rows in units of one mass: a window, or a whole block
+  const int segment = std::max(128, (2 * window + 7) / 8 * 8);
   const int64_t per_step = int64_t(QS) * (2 * QS + Q), in_row = int64_t(QS) * (m + 1),
                 per_row = int64_t(QS) * (m + 2) + 1;
 
@@ -80,12 +81,12 @@ struct WindowSequence {
       }
       least_of_all = std::min(least_of_all, least);
       if (x > 0) fall -= rows.logs[x];
-      if (x > window) fall += rows.logs[x - window];
+      if (x > span) fall += rows.logs[x - span];
       if (x > before && !(fall - std::log(least) <= kLargestFall)) return false;
     }
     return all_reached || lightest_run() + std::log(least_of_all) >= -kLargestFall;
   }
-  // A lower bound for the log weight of the runs of one window. If it is in range, entries without runs are zero
+  // A lower bound for the log weight of the runs of `span` steps. If it is in range, entries without runs are zero
   // because of forbidden transitions, and not because their runs are too light.
   double lightest_run() const {
     StepVector<double> lightest(before + length);  // log weight of the lightest transition of each step
@@ -98,7 +99,7 @@ struct WindowSequence {
       }
       lightest[i] = least <= most ? least - most - std::log(2.0 * QS + Q) : 0;
       sum += lightest[i];
-      if (i >= window) sum -= lightest[i - window];
+      if (i >= span) sum -= lightest[i - span];
       lowest = std::min(lowest, sum);
       if (lowest < -kLargestFall) break;
     }
@@ -174,9 +175,11 @@ struct WindowSequence {
       if constexpr (A::kPlanes == 1) {
         if (const double* known = first ? passed.data() : band) {
           const double* from = known;
+          chart.clear_inner(part.known);
           for (int j = 0; j <= part.known - 2; ++j)
-            for (int s = 0; s < QS; ++s, from += (part.known - j - 1) * Q)
-              std::copy_n(from, (part.known - j - 1) * Q, chart.inner(j, j + 2, s / S, s % S));
+            for (int s = 0; s < QS; ++s)
+              for (int t = j + 2; t <= part.known; ++t, from += Q)
+                std::copy_n(from, Q, chart.inner(j, t, s / S, s % S));
           chart.fill_band(part.known + 1);
         } else {
           chart.fill_band(0);
@@ -194,8 +197,8 @@ struct WindowSequence {
       double* to = last ? band_after : passed.data();
       for (int j = chart.n - steps; j <= chart.n - 2; ++j)
         for (int s = 0; s < QS; ++s)
-          for (int i = 0; i < (chart.n - j - 1) * Q; ++i)
-            *to++ = j < 0 ? 0 : A::to_double(A::get(chart.inner(j, j + 2, s / S, s % S), i));
+          for (int t = j + 2; t <= chart.n; ++t)
+            for (int r = 0; r < Q; ++r) *to++ = j < 0 ? 0 : A::to_double(A::get(chart.inner(j, t, s / S, s % S), r));
     }
     if constexpr (A::kPlanes == 1) return {0, 0, 0, in_range(rows)};
     return {};
