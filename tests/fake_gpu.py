@@ -3,14 +3,14 @@
 On such tensors everything that would wait for a GPU raises: reading a value, shapes that depend on values, and copies
 between the CPU and the device. So does an operation on tensors of different devices.
 
-The device is `cuda` if PyTorch was built with CUDA; it needs no GPU. A PyTorch without CUDA aborts the process when it
-differentiates CUDA tensors, so there it is `meta`. The library distinguishes only the CPU from all other devices.
+The device is `meta`, because gradients of fake CUDA tensors need a GPU. The library distinguishes only the CPU from all
+other devices; gpu_with_values.py simulates the device `cuda`.
 """
 
 import ctypes
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +23,6 @@ from stackattn.training.processes import autocast
 
 GPU = torch.device("meta")
 CUDA = torch.device("cuda", 0)
-BUILT_WITH_CUDA = torch.backends.cuda.is_built()
 DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # operators have one implementation for all devices
 
 
@@ -60,19 +59,19 @@ class _NothingWaits(TorchDispatchMode):
 
 
 @contextmanager
-def fake_gpu(device: torch.device = CUDA if BUILT_WITH_CUDA else GPU) -> Iterator[torch.device]:
+def fake_gpu(device: torch.device = GPU) -> Iterator[torch.device]:
     with FakeTensorMode(), _NothingWaits():
         yield device
 
 
 @contextmanager
-def cuda_guard(replace: bool = not BUILT_WITH_CUDA) -> Iterator[None]:
+def cuda_guard() -> Iterator[None]:
     """Operations on fake CUDA tensors switch between devices like those on `meta`, which have no hardware."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     types = torch._C._autograd.DeviceType
     guards = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     before = guards[types.CUDA.value]
-    guards[types.CUDA.value] = guards[types.Meta.value] if replace else before
+    guards[types.CUDA.value] = guards[types.Meta.value]
     try:
         yield
     finally:
@@ -81,14 +80,14 @@ def cuda_guard(replace: bool = not BUILT_WITH_CUDA) -> Iterator[None]:
 
 @contextmanager
 def fake_autocast() -> Iterator[torch.device]:
-    """A fake CUDA device under autocast to bfloat16. Without CUDA, there are no gradients."""
+    """A fake CUDA device under autocast to bfloat16, without gradients."""
     with (
         cuda_guard(),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
         fake_gpu(CUDA) as gpu,
         autocast(gpu, "bfloat16"),
-        nullcontext() if BUILT_WITH_CUDA else torch.no_grad(),
+        torch.no_grad(),
     ):
         yield gpu
 

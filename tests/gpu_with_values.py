@@ -165,6 +165,7 @@ def gpu_with_values() -> Iterator[SimulatedGPU]:
             "device_count": lambda: 1,
             "set_device": lambda device: None,
             "synchronize": lambda device: None,
+            "is_current_stream_capturing": lambda: False,
             "get_device_name": lambda device: "simulated",
             "get_rng_state": lambda device: torch.get_rng_state(),
             "set_rng_state": lambda state, device: None,
@@ -185,6 +186,6 @@ def gpu_with_values() -> Iterator[SimulatedGPU]:
         stack.callback(availability.status.cache_clear)
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)  # makes torch.tensor(..., device="cuda") a copy
-        stack.enter_context(cuda_guard(replace=True))
+        stack.enter_context(cuda_guard())
         stack.enter_context(gpu)
         yield gpu
