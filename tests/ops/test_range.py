@@ -200,3 +200,17 @@ def test_states_out_of_range_are_values(index, backend):
         return torch.cat([rows[:, 8:11], rows[:, 11:].detach()], 1)
 
     assert_close(with_gradients(by_state, inputs), with_gradients(by_operator, inputs), 1e-9)
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_bfloat16_gradients_of_a_state_out_of_range_are_rounded_once(backend):
+    """Rows out of range are computed from the first step, so a step gets a gradient from each of the later calls."""
+    stack = Nondeterministic(1, 3)
+    inputs = stack.inputs(2, 12, dtype=torch.bfloat16)
+    for x, hidden in zip(inputs, decoy(3)[0], strict=True):
+        x[1, 5:8] = hidden[0]
+    upstream = default_upstream(operator(stack, backend)(*inputs)).bfloat16()
+    found = with_gradients(in_chunks(stack, backend, [1] * 12), inputs, upstream)
+    expected = with_gradients(operator(stack, backend), [x.double() for x in inputs], upstream)
+    for a, b in zip(found, expected, strict=True):
+        assert ((a.double() - b).abs() <= 0.51 * torch.finfo(torch.bfloat16).eps * b.abs() + 1e-6).all()

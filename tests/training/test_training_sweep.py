@@ -92,7 +92,7 @@ def test_failed_runs_are_reported_and_the_others_run(tmp_path):
     reported = {}
     failed = run_all([(first, a), (second, b)], report=lambda folder, result: reported.update({folder: result}))
     assert failed == [first]
-    assert reported[first]["stopped"].startswith("failed: language: ")
+    assert reported[first]["stopped"].startswith("failed: language.name: ")
     assert reported[second]["stopped"] == "max_epochs"
     # a finished run with another configuration is an error
     assert run_all([(second, c)], report=lambda folder, result: reported.update({folder: result})) == [second]

@@ -232,6 +232,9 @@ class NondeterministicState(_State):
             self._check_numbers(rows, lengths)
         if rows.shape[1] == 0:
             return rows.new_zeros(self.batch_size, 0, self.length + 1, Q, S), self
+        if rows.dtype.itemsize < 4:  # `_extend_exactly` adds up gradients of several calls; round only their sum
+            weights, state = self.extend_joined(rows.float(), lengths)
+            return weights.to(rows.dtype), state
         if self._buffer.filled >= 0:
             weights, state, extension = self._take(rows, lengths, superposition=False)
             if extension.in_range:
