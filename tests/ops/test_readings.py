@@ -139,6 +139,18 @@ def test_other_dtypes_with_the_kernel(stack, dtype):
     assert_close([x.double() for x in found], expected, 2e-6 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_readings_are_rounded_once(dtype, backend):
+    stack = Nondeterministic(3, 3)
+    inputs = arguments(stack, 2, 6, dtype=dtype)
+    upstream = torch.randn(reading(stack, backend)(*inputs).shape, generator=seeded()).to(dtype)
+    found = with_gradients(reading(stack, backend), inputs, upstream)
+    expected = with_gradients(product(stack), [x.double() for x in inputs], upstream)
+    for a, b in zip(found, expected, strict=True):
+        assert ((a.double() - b).abs() <= 0.51 * torch.finfo(dtype).eps * b.abs() + 1e-6).all()
+
+
 @pytest.mark.parametrize("stack", [*STACKS[1:], *HARD_STACKS])
 @pytest.mark.parametrize("lengths", [None, torch.tensor([11, 0, 5])], ids=["full", "lengths"])
 def test_kept_charts_and_recomputed_charts_agree(stack, lengths, monkeypatch):

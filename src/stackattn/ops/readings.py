@@ -72,11 +72,14 @@ def nondeterministic_readings(
         return windowed_readings(steps, values, lengths, window, backend)
     if backend == "cpp" and _kernel_is_faster(values):
         return _readings(join_transitions(log_push, log_replace, log_pop), values, lengths)
+    dtype = log_push.dtype
+    if dtype.itemsize < 4:  # weights and their gradients are intermediate results here: round only the readings
+        log_push, log_replace, log_pop = log_push.float(), log_replace.float(), log_pop.float()
     weights = nondeterministic_weights(log_push, log_replace, log_pop, lengths, window=window, backend=backend)
     values = values_without_padding(values, lengths, log_push.shape[1]).to(weights.dtype)
     B, T, _, Q, S = weights.shape
     rows = weights.flatten(3).mT.flatten(1, 2)  # (B, T * Q * S, T + 1)
-    return (rows @ values).reshape(B, T, Q, S, values.shape[2])
+    return (rows @ values).reshape(B, T, Q, S, values.shape[2]).to(dtype)
 
 
 @names_argument("log_push")
