@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,10 @@ def train_together(folder, chosen, count=2, minutes=None, signals=None):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    # A process that has lost another one hangs in a fork of a server that imports torch._dynamo, as for the benchmarks.
+    context = get_context("spawn") if signals else processes()
     made = [
-        processes().Process(target=member, args=(rank, count, port, folder, chosen, minutes, signals or {}))
+        context.Process(target=member, args=(rank, count, port, folder, chosen, minutes, signals or {}))
         for rank in range(count)
     ]
     for process in made:
