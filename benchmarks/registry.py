@@ -140,6 +140,16 @@ CASES = {
             for name, fused in (("cpp", True), ("PyTorch", False))
         },
     ),
+    "linear": Case(
+        "Linear maps of B T vectors of m numbers: to vectors of four times the size, and to a vocabulary.",
+        "BTm",
+        (Shape(B=36, T=28, m=128), Shape(B=13, T=24, m=256)),
+        {
+            f"{outputs} outputs, {name}": Contender(partial(steps.linear_step, outputs=outputs, fast=fast))
+            for outputs in (512, 6154)
+            for name, fast in (("stackattn", True), ("PyTorch", False))
+        },
+    ),
     "superposition": Case(
         "Readings of the superposition stack, beside the recurrence on vectors in plain PyTorch.",
         "BTm",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
 from torch.nn.functional import dropout as torch_dropout
+from torch.nn.functional import linear as torch_linear
 
 from stackattn import (
     NondeterministicState,
@@ -19,6 +20,7 @@ from stackattn import (
 )
 from stackattn.ops import causal_attention
 from stackattn.ops.dropout import dropout
+from stackattn.ops.linear import linear
 
 
 class Shape(NamedTuple):
@@ -154,6 +156,14 @@ def dropout_step(shape: Shape, kind: str, fused: bool) -> Step:
 
     count = 2 if kind == "residual" else 1
     return differentiated(function, [torch.randn(B, T, m) for _ in range(count)], (B, T, m))
+
+
+def linear_step(shape: Shape, outputs: int, fast: bool) -> Step:
+    """A linear map of B T vectors of m numbers."""
+    B, T, m = shape.B, shape.T, shape.m
+    function = linear if fast else torch_linear
+    inputs = [torch.randn(B, T, m), torch.randn(outputs, m), torch.randn(outputs)]
+    return differentiated(lambda *x: (function(*x),), inputs, (B, T, outputs))
 
 
 def superposition_full(shape: Shape, backend: str) -> Step:

@@ -11,6 +11,7 @@ from torch.nn.functional import linear, one_hot, pad
 
 from ..nn import State
 from ..nn.checks import check_tokens, unknown_token
+from ..nn.linear import Linear
 from ..ops import by_documents
 from ..ops.eager import is_plain
 from ..ops.lengths import length_mask, without_padding
@@ -52,7 +53,7 @@ class LSTMLM(nn.Module):
         self.weight_hidden = nn.Parameter(torch.empty(4 * h, h))
         self.bias = nn.Parameter(torch.empty(4 * h))
         self.register_buffer("no_bias", torch.zeros(4 * h), persistent=False)  # PyTorch's LSTM takes two biases
-        self.output = nn.Linear(h, config.output_size)
+        self.output = Linear(h, config.output_size)
         self._initialise()
 
     @torch.no_grad()

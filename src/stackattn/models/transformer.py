@@ -12,8 +12,10 @@ from ..nn import Memory, SelfAttention, StackAttention, State, TransformerLayer,
 from ..nn.checks import check_tokens, unknown_token
 from ..nn.dropout import Dropout
 from ..nn.layers import LayerState
+from ..nn.linear import Linear
 from ..ops.documents import by_documents, extend_by_documents
 from ..ops.lengths import without_padding
+from ..ops.linear import linear
 from .configs import Seq2SeqConfig, TransformerLMConfig
 
 
@@ -130,7 +132,7 @@ class TransformerLM(nn.Module):
         self.config = config
         self.embedding = _Embedding(config)
         self.trunk = LayerSequence(config, config.layers, causal=True, cross_attention=False)
-        self.output = None if config.tied else nn.Linear(config.d_model, config.output_size)
+        self.output = None if config.tied else Linear(config.d_model, config.output_size)
         initialise(self, config.init_range, config.xavier_layer)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
@@ -178,7 +180,7 @@ class TransformerLM(nn.Module):
     def _logits(self, x: Tensor) -> Tensor:
         if self.output is not None:
             return self.output(x)
-        return nn.functional.linear(x, self.embedding.table.weight[: self.config.output_size])
+        return linear(x, self.embedding.table.weight[: self.config.output_size])
 
 
 def _extend(
@@ -257,7 +259,7 @@ class Seq2SeqTransformer(nn.Module):
         return self._logits(x), state
 
     def _logits(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.embedding.table.weight[: self.config.output_size])
+        return linear(x, self.embedding.table.weight[: self.config.output_size])
 
 
 @torch.no_grad()
@@ -303,6 +305,6 @@ def _initialise_layer(layer: TransformerLayer, xavier: bool) -> None:
     _xavier(second)
 
 
-def _xavier(linear: nn.Linear, gain: float = 1.0) -> None:
-    nn.init.xavier_uniform_(linear.weight, gain)
-    nn.init.zeros_(linear.bias)
+def _xavier(layer: nn.Linear, gain: float = 1.0) -> None:
+    nn.init.xavier_uniform_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)

@@ -14,6 +14,7 @@ from ..ops.eager import is_plain
 from ..ops.immediate import reads_values
 from ..ops.lengths import length_mask, without_padding
 from .checks import check_dropout, check_heads, check_vectors
+from .linear import Linear
 from .state import State
 
 
@@ -53,7 +54,7 @@ class _Attention(nn.Module):
         check_dropout(dropout)
         self.heads = heads
         self.dropout = dropout
-        self.to_output = nn.Linear(d_model, d_model)
+        self.to_output = Linear(d_model, d_model)
 
     def _check(self, name: str, x: Tensor, lengths: Tensor | None = None) -> None:
         check_vectors(name, x, self.to_output.in_features, lengths, self.to_output.weight)
@@ -106,7 +107,7 @@ class SelfAttention(_Attention):
                 f"rotary: expected an even head size, got d_model / heads = {d_model} / {heads} = {d_model // heads}"
             )
         self.causal, self.rotary = causal, rotary
-        self.to_queries_keys_values = nn.Linear(d_model, 3 * d_model)
+        self.to_queries_keys_values = Linear(d_model, 3 * d_model)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Attend: (B, T, d_model) -> (B, T, d_model). Steps after `lengths` (B,) are padding and are ignored."""
@@ -184,8 +185,8 @@ class CrossAttention(_Attention):
 
     def __init__(self, d_model: int, heads: int, dropout: float = 0.0):
         super().__init__(d_model, heads, dropout)
-        self.to_queries = nn.Linear(d_model, d_model)
-        self.to_keys_values = nn.Linear(d_model, 2 * d_model)
+        self.to_queries = Linear(d_model, d_model)
+        self.to_keys_values = Linear(d_model, 2 * d_model)
 
     def read(self, memory: Tensor, lengths: Tensor | None = None) -> Memory:
         """Project the memory (B, T, d_model) to keys and values."""

@@ -13,6 +13,7 @@ from ..ops.lengths import without_padding
 from .attention import CrossAttention, Memory
 from .checks import check_dropout, check_positive
 from .dropout import ReLUDropout, ResidualDropout
+from .linear import Linear
 from .specs import LayerSpec, build_attention
 from .state import State
 
@@ -25,9 +26,9 @@ class FeedForward(nn.Sequential):
         check_dropout(dropout)
         # These keys are part of the tensor names of saved models.
         parts = {
-            "0": nn.Linear(d_model, hidden_size),
+            "0": Linear(d_model, hidden_size),
             "1": ReLUDropout(dropout),
-            "3": nn.Linear(hidden_size, d_model),
+            "3": Linear(hidden_size, d_model),
         }
         super().__init__(OrderedDict(parts))
 

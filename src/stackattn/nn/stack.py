@@ -15,6 +15,7 @@ from ..ops.documents import by_documents, extend_by_documents
 from ..ops.lengths import without_padding
 from ..ops.memory import names_argument
 from .checks import check_choice, check_positive, check_vectors
+from .linear import Linear
 from .state import State
 
 PUSH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -119,9 +120,9 @@ class StackAttention(nn.Module, ABC):
         self.limit = limit
         self.heads = heads
         self.push_activation = push_activation
-        self.to_actions = nn.Linear(d_model, heads * num_actions, bias=False)
-        self.to_values = nn.Linear(d_model, heads * stack_embedding_size, bias=False)
-        self.to_output = nn.Linear(heads * reading_size, d_model, bias=False)
+        self.to_actions = Linear(d_model, heads * num_actions, bias=False)
+        self.to_values = Linear(d_model, heads * stack_embedding_size, bias=False)
+        self.to_output = Linear(heads * reading_size, d_model, bias=False)
 
     @abstractmethod
     def split_actions(self, logits: Tensor) -> tuple[Tensor, ...]:

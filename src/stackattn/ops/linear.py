@@ -1,0 +1,122 @@
+"""Linear maps that are fast on AMD processors with AVX-512.
+
+PyTorch's float32 matrix products call MKL. On these processors, oneDNN, which is also part of PyTorch, is about twice
+as fast, and up to four times for large matrices. PyTorch has no option that selects it for float32, so its operator is
+called directly. With AVX2 only, the gain is small. Other processors use PyTorch's own function.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .eager import differentiable_gradients, is_plain
+
+SMALLEST = 2**22
+"""Multiply-adds of the smallest product that is worth the call."""
+
+_FEWEST_ROWS, _LONGEST_SUM = 16, 8192  # outside of these, the bits of a sum depend on the number of threads
+_SCHEMA = (
+    "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, str? algorithm) -> Tensor Y"
+)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, by way of oneDNN if that is faster.
+
+    This is the case for large products of float32 tensors on AMD processors with AVX-512. The result does not depend on
+    the number of threads, and differs from PyTorch's function by rounding. Other tensors, processors and products,
+    autocast, torch.compile and torch.func use PyTorch's function.
+
+    Args:
+        x: (..., K)
+        weight: (N, K)
+        bias: (N,), optional
+
+    Returns:
+        (..., N): x times the transposed weight, plus the bias.
+
+    Examples::
+
+        y = linear(torch.randn(2, 3, 4), torch.randn(5, 4))  # (2, 3, 5)
+    """
+    if _is_faster(x, weight, bias):
+        return _Linear.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
+    return functional.linear(x, weight, bias)
+
+
+def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        not torch.compiler.is_compiling()
+        and x.numel() * weight.shape[0] >= SMALLEST  # before the other checks, because steps of small models are short
+        and is_plain(x, weight)
+        and onednn_is_faster()
+        and weight.dim() == 2
+        and x.shape[-1] == weight.shape[1]
+        and x.numel() >= _FEWEST_ROWS * weight.shape[1]
+        and (bias is None or (is_plain(bias) and bias.shape == weight.shape[:1]))
+        and not torch.is_autocast_enabled("cpu")
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Whether this is an AMD processor with AVX-512, and PyTorch has the operator that calls oneDNN."""
+    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    try:
+        schema = str(torch.ops.mkldnn._linear_pointwise.default._schema)
+    except AttributeError:  # not part of PyTorch's documented operators
+        return False
+    return schema == _SCHEMA and _is_amd()
+
+
+def _is_amd() -> bool:
+    try:
+        description = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        description = platform.processor()
+    return "AuthenticAMD" in description
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product of a (M, K) and the transpose of b (N, K), plus the bias (N,), by oneDNN."""
+    if len(a) < _FEWEST_ROWS:
+        return functional.linear(a, b, bias)
+    first, *others = zip(a.split(_LONGEST_SUM, dim=1), b.split(_LONGEST_SUM, dim=1), strict=True)
+    result = _onednn(*first, None if bias is None else bias.contiguous())  # it ignores the stride of the bias
+    for left, right in others:
+        result += _onednn(left, right, None)
+    return result
+
+
+def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight, bias)
+        return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inputs = (x, weight) if bias is None else (x, weight, bias)
+            found = differentiable_gradients(functional.linear(*inputs), inputs, grad)
+            return *found, *([None] if bias is None else [])
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])  # (M, N)
+        return (
+            product(rows, weight.t()).view_as(x) if for_x else None,
+            product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if for_weight else None,
+            rows.sum(0) if for_bias else None,
+        )

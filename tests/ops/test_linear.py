@@ -1,0 +1,204 @@
+"""Linear maps by oneDNN against PyTorch's function, and when they are used."""
+
+import pytest
+import torch
+from torch.func import grad, vmap
+from torch.nn import functional
+
+from stackattn.nn.linear import Linear
+from stackattn.ops import linear as module
+from stackattn.ops.linear import linear, onednn_is_faster
+
+SIZES = [(16, 1, 1), (17, 3, 5), (40, 8, 33), (100, 129, 31), (300, 64, 2000), (20, 9000, 7), (20_000, 5, 40)]
+CALLED = (300, 64, 300)  # large enough for oneDNN
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Products by oneDNN, on any processor whose PyTorch has it."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("PyTorch was built without oneDNN")
+    found = []
+    original = module.product
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(module, "product", lambda *args: found.append(args) or original(*args))
+    return found
+
+
+def inputs(M=300, K=64, N=300, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in ((M, K), (N, K), (N,))]
+
+
+def with_gradients(function, *tensors):
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    y = function(*tensors)
+    weights = torch.linspace(-1, 2, y.numel(), dtype=torch.float64).view_as(y).to(y.dtype)
+    return y.detach(), *torch.autograd.grad((y * weights).sum(), tensors)
+
+
+def assert_same(found, expected, tolerance=2e-5):
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        assert (a - b).abs().max() <= tolerance * b.abs().max()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_onednn_is_pytorchs_function(calls, monkeypatch, size, biased):
+    """At sizes that fill vectors and that do not, and with sums that are split; expected in float64."""
+    monkeypatch.setattr(module, "SMALLEST", 0)
+    tensors = inputs(*size)[: 3 if biased else 2]
+    assert_same(with_gradients(linear, *tensors), with_gradients(functional.linear, *(x.double() for x in tensors)))
+    assert len(calls) == 3  # forward, gradient of x, gradient of the weight
+
+
+def test_the_gradients_of_single_inputs(calls):
+    x, weight, bias = inputs()
+    expected = with_gradients(functional.linear, x, weight, bias)[1:]
+    weights = torch.linspace(-1, 2, 300 * 300).view(300, 300)
+    for position in range(3):
+        tensors = [x, weight, bias]
+        tensors[position] = tensors[position].clone().requires_grad_()
+        found = torch.autograd.grad((linear(*tensors) * weights).sum(), tensors[position])
+        assert_same(found, expected[position : position + 1])
+    assert len(calls) == 3 + 2  # the gradient of the bias is no product
+
+
+def test_any_shape_and_layout(calls):
+    x, weight, bias = inputs()
+    expected = linear(x, weight, bias)
+    assert torch.equal(linear(x.view(3, 100, 64), weight, bias), expected.view(3, 100, 300))
+    other = x.T.contiguous().T, weight.T.contiguous().T, torch.stack([bias, bias], dim=1)[:, 0]
+    assert not any(y.is_contiguous() for y in other)
+    assert_same(with_gradients(linear, *other), with_gradients(linear, x, weight, bias))
+    assert_same([linear(torch._neg_view(x), weight, bias)], [functional.linear(-x, weight, bias)])
+    expanded = x[:1].expand(300, 64)
+    assert_same([linear(expanded, weight, bias)], [functional.linear(expanded, weight, bias)])
+    assert len(calls) == 2 + 3 + 3 + 2
+
+
+@pytest.mark.skipif(not onednn_is_faster(), reason="not an AMD processor with AVX-512")
+@pytest.mark.parametrize("size", [CALLED, (20_000, 64, 64), (16, 512, 9000), (320, 64, 24_000), (4096, 128, 16)])
+def test_any_number_of_threads(threads, size):
+    results = []
+    for count in (1, 2, 3, 8, 16):
+        threads(count)
+        results.append(with_gradients(linear, *inputs(*size)))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0][:3], other[:3], strict=True))
+
+
+def test_second_derivatives_are_pytorchs(calls):
+    def penalty(function, *tensors):
+        tensors = [x.requires_grad_() for x in tensors]
+        first = torch.autograd.grad(function(*tensors).square().sum(), tensors, create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
+
+    assert_same(penalty(linear, *inputs()), penalty(functional.linear, *inputs()))
+    assert_same(penalty(linear, *inputs()[:2]), penalty(functional.linear, *inputs()[:2]))
+
+
+def test_functional_transforms(calls):
+    x, weight, bias = inputs()
+    found = vmap(grad(lambda w: linear(x, w, bias).square().sum()))(weight[None])
+    assert not calls
+    weight.requires_grad_()
+    assert_same(found, torch.autograd.grad(linear(x, weight, bias).square().sum(), weight))
+
+
+@pytest.mark.slow
+def test_compile(calls):
+    torch._dynamo.reset()
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    assert_same(with_gradients(compiled, *inputs()), with_gradients(functional.linear, *inputs()))
+    assert not calls
+
+
+def test_gradient_checkpointing(calls):
+    def function(*tensors):
+        return torch.utils.checkpoint.checkpoint(linear, *tensors, use_reentrant=False)
+
+    assert_same(with_gradients(function, *inputs()), with_gradients(functional.linear, *inputs()))
+
+
+def test_onednn_is_used_only_where_it_can(calls):
+    x, weight, bias = inputs()
+    linear(x, weight, bias)
+    assert len(calls) == 1
+    linear(x[:100], weight, bias)  # too small
+    linear(x[:15], weight.repeat(20, 1))  # too few rows
+    linear(x.double(), weight.double(), bias.double())
+    linear(x.bfloat16(), weight.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        linear(x, weight, bias)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    with torch.autograd.forward_ad.dual_level():
+        linear(x, weight, bias)
+    assert len(calls) == 1
+
+
+def test_other_processors_use_pytorchs_function(calls, monkeypatch):
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: False)
+    tensors = inputs()
+    found, expected = (with_gradients(f, *tensors) for f in (linear, functional.linear))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "schema", "expected"),
+    [
+        ("AuthenticAMD", "AVX512", module._SCHEMA, True),
+        ("GenuineIntel", "AVX512", module._SCHEMA, False),
+        ("AuthenticAMD", "AVX2", module._SCHEMA, False),
+        ("AuthenticAMD", "AVX512", "another signature", False),
+    ],
+)
+def test_the_processor_decides(calls, monkeypatch, tmp_path, vendor, capability, schema, expected):
+    description = tmp_path / "cpuinfo"
+    description.write_text(f"processor : 0\nvendor_id : {vendor}\n")
+    monkeypatch.setattr(module, "Path", lambda path: description)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(module, "_SCHEMA", module._SCHEMA if schema == module._SCHEMA else schema)
+    assert onednn_is_faster.__wrapped__() is expected
+
+
+def test_without_a_description_the_name_of_the_processor_decides(calls, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "Path", lambda path: tmp_path / "missing")
+    for name, expected in (("AMD64 Family 26 Model 2, AuthenticAMD", True), ("arm", False)):
+        monkeypatch.setattr(module.platform, "processor", lambda name=name: name)
+        assert module._is_amd() is expected
+
+
+@pytest.mark.parametrize("shapes", [[(300, 63), (300, 64)], [(300, 64), (300, 64), (299,)], [(300, 64), (300, 64, 1)]])
+def test_errors_are_pytorchs(calls, shapes):
+    tensors = [torch.zeros(shape) for shape in shapes]
+    with pytest.raises(RuntimeError) as expected:
+        functional.linear(*tensors)
+    with pytest.raises(RuntimeError) as found:
+        linear(*tensors)
+    assert str(found.value) == str(expected.value)
+    assert not calls
+
+
+def test_nan_and_infinity_stay(calls):
+    x, weight, bias = inputs()
+    x[3, 5], x[7, 2] = torch.nan, torch.inf
+    found, expected = linear(x, weight, bias), functional.linear(x, weight, bias)
+    assert torch.equal(found.isfinite(), expected.isfinite())
+    assert torch.equal(found.isnan(), expected.isnan())
+
+
+def test_the_layer_is_pytorchs(calls):
+    layer = Linear(64, 300)
+    x = inputs()[0]
+    stock = torch.nn.Linear(64, 300)
+    stock.load_state_dict(layer.state_dict())
+    assert_same([layer(x)], [stock(x)])
+    assert len(calls) == 1
+    assert isinstance(layer, torch.nn.Linear)
