@@ -10,7 +10,8 @@ from stackattn.cli import main
 from stackattn.files import write_json
 from stackattn.paper import validity
 
-RUN = Path(__file__).parents[2] / "experiments/results/figure-2/dyck/tf-sup/00"
+RESULTS = Path(__file__).parents[2] / "experiments/results/figure-2"
+RUN = RESULTS / "dyck/tf-sup/00"
 
 
 def test_the_best_run_is_measured_once(tmp_path, capsys, monkeypatch):
@@ -34,3 +35,17 @@ def test_the_best_run_is_measured_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(validity, "evaluate_run", lambda *arguments, **options: {**stored, "lengths": []})
     assert main(command) == 1
     assert "no run has been evaluated yet" in capsys.readouterr().err
+
+
+def test_strings_of_odd_length(tmp_path, monkeypatch):
+    """Strings of marked reversal have odd lengths: each column shows the next longer one, the last column, too."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(validity, "LENGTHS", (10, 70))
+    monkeypatch.setattr(validity, "STRINGS", 2)
+    for task in ("dyck", "marked-reversal"):
+        shutil.copytree(RESULTS / task / "tf-sup/00", tmp_path / task / "tf-sup/00")
+    assert main(["reproduce", "validity", "--budget", "0", "--out", str(tmp_path)]) == 0
+    stored = json.loads((tmp_path / "marked-reversal/tf-sup/00/validity.json").read_text())
+    assert [row["length"] for row in stored["lengths"]] == [11, 71]
+    rows = (tmp_path / "validity.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["task", "marked-reversal", "dyck"]

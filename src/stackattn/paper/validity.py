@@ -38,7 +38,7 @@ def show(cells: Sequence[Cell], out: Path, name: str = "validity") -> int:
         An exit code: 1 if no model can be measured.
     """
     found = [curves for cell in cells if (curves := _measured(cell)) is not None]
-    lengths = [LENGTHS[0] + STEP * i for i in range((LENGTHS[1] - LENGTHS[0]) // STEP + 1)]
+    lengths = _lengths()
     header = ["task", "model", "finished", *(str(length) for length in lengths), f"restarts at {lengths[-1]}"]
     notes = (
         f"Validity and share of flawless strings by length (rounded up to a possible one), {STRINGS} strings "
@@ -72,7 +72,13 @@ def _measured(cell: Cell) -> Curves | None:
 
 
 def _measure(folder: Path) -> dict[str, Any]:
-    return evaluate_run(folder, LENGTHS, STRINGS, step=STEP)
+    lengths = _lengths()
+    # beyond the last length, because a language may have no strings of it, only longer ones
+    return evaluate_run(folder, (lengths[0], lengths[-1] + STEP - 1), STRINGS, step=STEP)
+
+
+def _lengths() -> list[int]:
+    return list(range(LENGTHS[0], LENGTHS[1] + 1, STEP))
 
 
 def draw(found: Sequence[Curves], path: Path) -> list[Path]:
