@@ -9,7 +9,7 @@ from stackattn.nn.linear import Linear
 from stackattn.ops import linear as module
 from stackattn.ops.linear import linear, onednn_is_faster
 
-SIZES = [(16, 1, 1), (17, 3, 5), (40, 8, 33), (100, 129, 31), (300, 64, 2000), (20, 9000, 7), (20_000, 5, 40)]
+SIZES = [(64, 16, 16), (70, 17, 31), (127, 18, 33), (320, 64, 2000), (80, 9000, 17), (20_000, 17, 40)]
 CALLED = (300, 64, 300)  # large enough for oneDNN
 
 
@@ -79,7 +79,7 @@ def test_any_shape_and_layout(calls):
 
 
 @pytest.mark.skipif(not onednn_is_faster(), reason="not an AMD processor with AVX-512")
-@pytest.mark.parametrize("size", [CALLED, (20_000, 64, 64), (16, 512, 9000), (320, 64, 24_000), (4096, 128, 16)])
+@pytest.mark.parametrize("size", [CALLED, (20_000, 64, 64), (64, 512, 9000), (320, 64, 24_000), (4096, 128, 16)])
 def test_any_number_of_threads(threads, size):
     results = []
     for count in (1, 2, 3, 8, 16):
@@ -127,7 +127,8 @@ def test_onednn_is_used_only_where_it_can(calls):
     linear(x, weight, bias)
     assert len(calls) == 1
     linear(x[:100], weight, bias)  # too small
-    linear(x[:15], weight.repeat(20, 1))  # too few rows
+    linear(x[:63], weight.repeat(20, 1))  # too few rows
+    linear(x.repeat(100, 1), weight[:15])  # too few features
     linear(x.double(), weight.double(), bias.double())
     linear(x.bfloat16(), weight.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
@@ -173,6 +174,17 @@ def test_without_a_description_the_name_of_the_processor_decides(calls, monkeypa
     for name, expected in (("AMD64 Family 26 Model 2, AuthenticAMD", True), ("arm", False)):
         monkeypatch.setattr(module.platform, "processor", lambda name=name: name)
         assert module._is_amd() is expected
+
+
+def test_batches_of_any_size_have_few_shapes(calls):
+    """oneDNN keeps memory for each shape."""
+    weight = torch.randn(300, 64, requires_grad=True)
+    for rows in range(250, 1000):
+        linear(torch.zeros(rows, 64, requires_grad=True), weight).sum().backward()
+    shapes = {(a.shape, b.shape) for a, b, *_ in calls}
+    assert len(calls) == 3 * 750
+    assert len(shapes) <= 3 * 14
+    assert len({module._step(rows) * -(-rows // module._step(rows)) for rows in range(64, 2**20)}) < 120
 
 
 @pytest.mark.parametrize("shapes", [[(300, 63), (300, 64)], [(300, 64), (300, 64), (299,)], [(300, 64), (300, 64, 1)]])

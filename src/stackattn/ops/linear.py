@@ -20,7 +20,9 @@ from .eager import differentiable_gradients, is_plain
 SMALLEST = 2**22
 """Multiply-adds of the smallest product that is worth the call."""
 
-_FEWEST_ROWS, _LONGEST_SUM = 16, 8192  # outside of these, the bits of a sum depend on the number of threads
+_FEWEST_ROWS = 64
+# With fewer features or in longer sums, the bits of a product depend on the number of threads.
+_FEWEST_FEATURES, _LONGEST_SUM = 16, 8192
 _SCHEMA = (
     "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, str? algorithm) -> Tensor Y"
 )
@@ -57,6 +59,7 @@ def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and is_plain(x, weight)
         and onednn_is_faster()
         and weight.dim() == 2
+        and min(weight.shape) >= _FEWEST_FEATURES
         and x.shape[-1] == weight.shape[1]
         and x.numel() >= _FEWEST_ROWS * weight.shape[1]
         and (bias is None or (is_plain(bias) and bias.shape == weight.shape[:1]))
@@ -87,8 +90,6 @@ def _is_amd() -> bool:
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product of a (M, K) and the transpose of b (N, K), plus the bias (N,), by oneDNN."""
-    if len(a) < _FEWEST_ROWS:
-        return functional.linear(a, b, bias)
     first, *others = zip(a.split(_LONGEST_SUM, dim=1), b.split(_LONGEST_SUM, dim=1), strict=True)
     result = _onednn(*first, None if bias is None else bias.contiguous())  # it ignores the stride of the bias
     for left, right in others:
@@ -100,11 +101,22 @@ def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
+def _step(rows: int) -> int:
+    """The number of which oneDNN gets multiples as rows, so that batches of any size have few different shapes.
+
+    oneDNN compiles code for each shape, and keeps the last 1,024 of them at about 0.7 MB each.
+    """
+    return max(_FEWEST_ROWS, 1 << (rows.bit_length() - 4))
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight, bias)
-        return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+        rows = x.reshape(-1, x.shape[-1])  # (M, K)
+        padding = -len(rows) % _step(len(rows))
+        y = product(functional.pad(rows, (0, 0, 0, padding)), weight, bias)[: len(rows)]
+        return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -114,9 +126,12 @@ class _Linear(torch.autograd.Function):
             found = differentiable_gradients(functional.linear(*inputs), inputs, grad)
             return *found, *([None] if bias is None else [])
         for_x, for_weight, for_bias = ctx.needs_input_grad
-        rows = grad.reshape(-1, grad.shape[-1])  # (M, N)
-        return (
-            product(rows, weight.t()).view_as(x) if for_x else None,
-            product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if for_weight else None,
-            rows.sum(0) if for_bias else None,
-        )
+        rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])  # (M, K), (M, N)
+        # The last rows are left to PyTorch: to pad the gradients of a large vocabulary, they would have to be copied.
+        most = len(rows) - len(rows) % _step(len(rows))
+        grad_x = grad_weight = None
+        if for_x:
+            grad_x = torch.cat([product(grads[:most], weight.t()), grads[most:] @ weight]).view_as(x)
+        if for_weight:
+            grad_weight = product(grads[:most].t(), rows[:most].t()).addmm_(grads[most:].t(), rows[most:])
+        return grad_x, grad_weight, grads.sum(0) if for_bias else None
