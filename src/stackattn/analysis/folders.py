@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config import from_values
 from ..languages import Language
 from ..models import LSTMArchitecture
 from ..models.saving import load
@@ -22,17 +23,9 @@ from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.pieces import PieceTokenizer
 from ..text.vocabulary import Vocabulary
 from ..training.cfl import evaluate_by_length
-from ..training.experiment import (
-    DIFFERENCE,
-    PERPLEXITY,
-    Metric,
-    config_class,
-    config_of,
-    ending,
-    model_folder,
-    training_command,
-)
-from ..training.run import RunError, TrainingRun
+from ..training.experiment import config_class, training_command
+from ..training.metrics import DIFFERENCE, PERPLEXITY, Metric
+from ..training.run import RunError, TrainingRun, ending, model_folder
 from ..training.run_files import CONFIG, METRICS, TEST
 from ..training.translator import Translator
 from .sentences import SelectedSentence, TracedSentence, sample_sentences, trace_sentence, trace_translation
@@ -74,7 +67,7 @@ class RunFolder(ABC):
             raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
         command = training_command(values)
         cls = RUN_FOLDERS[command]
-        config = config_of(config_class(command), folder, values)
+        config = from_values(config_class(command), values, source=str(folder / CONFIG))
         metrics = run.metrics()
         for number, row in enumerate(metrics, 1):
             for key in (cls.METRIC.key, cls.CURVE.key):

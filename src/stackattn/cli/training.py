@@ -41,22 +41,21 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
 
 
 def _read_config(args: argparse.Namespace) -> Any:
-    from ..config import from_values, to_values
     from ..paper.configurations import load_configuration
     from ..training import TrainingRun
-    from ..training.experiment import config_class, config_of
+    from ..training.experiment import config_class
+    from ..training.run import config_of
 
     described = args.config is not None or args.preset is not None or (args.set and not TrainingRun(args.out).begun)
     if getattr(args, "resume", False) and not described:
-        cls = config_class(args.command)
-        # read in two steps, so that the errors of --set are not attributed to the stored configuration
-        return from_values(cls, to_values(config_of(cls, args.out)), args.set, str(args.out / "config.json"))
+        return config_of(config_class(args.command), args.out, args.set)
     return load_configuration(args.command, args.config, args.set, args.preset)
 
 
 def _train(args: argparse.Namespace) -> int:
     from ..training import run_experiment
-    from ..training.experiment import ending, headline
+    from ..training.metrics import headline
+    from ..training.run import ending
     from .progress import ProgressDisplay
 
     config = _read_config(args)
@@ -93,7 +92,7 @@ def _sweep(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from ..training import TrainingRun
-    from ..training.experiment import headline
+    from ..training.metrics import headline
     from ..training.sweep import best_of, restart
     from .progress import ProgressDisplay, outcome
 

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from ..config import FieldError, kinds, require
+from ..config import FieldError, in_section, kinds, require
 from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, is_grammar_file, training_sets
 from ..lines import read_text
 from ..models import LSTMLM, LSTMArchitecture, TransformerArchitecture, TransformerLM, build_model
 from ..models.saving import load, save
-from .experiment import config_of, in_section, model_folder, perplexity
+from .metrics import perplexity
 from .options import TrainingConfig
 from .processes import find_device
-from .run import TrainingRun
+from .run import TrainingRun, config_of, model_folder
 
 TESTED_AT_A_TIME = 20  # strings; limits the memory of the stacks on long strings
 VALIDATED_AT_A_TIME = 100  # strings; limits the memory of large validation sets, and larger batches are hardly faster

@@ -22,9 +22,9 @@ from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.packing import Pieces, cut_into_pieces
 from ..text.subject_verb import minimal_pairs
 from ..text.vocabulary import Vocabulary
-from .experiment import config_of, model_folder, perplexity
+from .metrics import perplexity
 from .processes import find_device
-from .run import TrainingRun
+from .run import TrainingRun, config_of, model_folder
 from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
 EVALUATION_TOKENS = 1024  # tokens per batch in evaluation; larger batches are slower at the sizes of the Penn Treebank

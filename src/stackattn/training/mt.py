@@ -16,7 +16,8 @@ from ..ops.cross_entropy import cross_entropy
 from ..text.batching import pad, token_batches
 from ..text.bitext_corpus import BitextCorpus
 from ..text.pieces import PieceTokenizer
-from .experiment import config_of, perplexity
+from .metrics import perplexity
+from .run import config_of
 from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
 

@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ..config import require
+from ..config import in_section, require
 from ..models.saving import save
 from ..text.corpus import REPORT, Corpus, Tokenizer
-from .experiment import in_section
 from .options import TrainingConfig
 
 IGNORED = -100  # the target of padding

@@ -22,8 +22,9 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from .experiment import Experiment, headline, run_experiment
+from .experiment import Experiment, run_experiment
 from .loop import TrainingCallback
+from .metrics import headline
 from .processes import find_device
 from .run import RunBusy, RunError, TrainingRun
 
