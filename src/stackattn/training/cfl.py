@@ -82,19 +82,18 @@ class CFLConfig:
 
     def make(self) -> tuple[CFLTask, TransformerLM | LSTMLM]:
         task = in_section("language", CFLTask, self)
-        return task, in_section("model", build_cfl_model, self, len(task.language.symbols))
+        return task, in_section("model", self.build_model, len(task.language.symbols))
+
+    def build_model(self, alphabet_size: int) -> TransformerLM | LSTMLM:
+        """Return the untrained model for an alphabet.
+
+        Token ids are those of the symbols, followed by one id that is BOS in inputs and EOS in outputs.
+        """
+        torch.manual_seed(self.training.init_seed)
+        return build_model(self.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
     def redraw(self, seed: int) -> CFLConfig:
         return replace(self, language=replace(self.language, seed=seed))
-
-
-def build_cfl_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
-    """Return the untrained model of a configuration.
-
-    Token ids are those of the symbols, followed by one id that is BOS in inputs and EOS in outputs.
-    """
-    torch.manual_seed(config.training.init_seed)
-    return build_model(config.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
 
 class CFLTask:
