@@ -192,7 +192,7 @@ def read_test(path: Path, language: bool) -> dict[str, Any]:
     test = read_object(path)
     if not language:
         return _check(test, {"perplexity": NUMBER}, str(path))
-    _check(test, {"lengths": OBJECTS}, str(path))
+    _check(test, {"lengths": OBJECTS, "per_length": COUNT}, str(path))
     for i, row in enumerate(test["lengths"]):
         _check(row, LENGTH_KEYS, str(path), f"lengths.{i}.")
     return test
