@@ -264,7 +264,7 @@ def _thousandth(p: float) -> int:
 def _string_data(traced: TracedString) -> dict[str, Any]:
     rows, symbols = enumerate(traced.truth), traced.tokens[1:]
     return {
-        "title": f"{len(symbols)} symbols, {traced.string.origin}: {_beginning(symbols)}",
+        "title": f"{len(symbols)} symbols, {traced.origin}: {_beginning(symbols)}",
         "lengths": list(traced.lengths),
         "seenLength": traced.seen_length,
         "inLanguage": traced.in_language,
