@@ -26,7 +26,6 @@ from stackattn.text.bitext_corpus import BitextCorpus
 from stackattn.text.corpus import SPLITS, Corpus
 from stackattn.text.monolingual_corpus import MonolingualCorpus
 from stackattn.training import RunError, run_experiment
-from stackattn.training.cfl import build_cfl_model
 
 from . import samples
 from .drill import Case, Drill, Failed
@@ -67,7 +66,7 @@ def _command(words: list[str]) -> str:
 def _save(folder: Path, raw: Path, variant: int) -> str:
     torch.manual_seed(variant)
     try:
-        save(build_cfl_model(samples.cfl_config(), 2), folder / "out")
+        save(samples.cfl_config().build_model(2), folder / "out")
     except OSError as error:
         return str(error)
     return ""

@@ -64,6 +64,16 @@ def require(valid: bool, key: str, expected: str, found: object) -> None:
         raise FieldError(key, f"expected {expected}, got {_shown(found)}")
 
 
+def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
+    """Call `make`; prefix its errors with the section of the configuration."""
+    try:
+        return make(*arguments)
+    except FieldError as error:
+        raise ConfigError(f"{section}.{error}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{section}: {error}") from error
+
+
 def kinds(**classes: type) -> dict[str, Any]:
     """Return the metadata of a dataclass field for a section whose key `kind` selects its class; default: the first.
 

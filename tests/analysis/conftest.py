@@ -7,7 +7,7 @@ import pytest
 
 from stackattn.config import from_values, to_values
 from stackattn.models import save
-from stackattn.training.cfl import CFLConfig, build_cfl_model
+from stackattn.training.cfl import CFLConfig
 
 MODELS = {
     "tf-nd": {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2},
@@ -31,7 +31,7 @@ def saved_models(tmp_path_factory):
         key = json.dumps(to_values(config), sort_keys=True)
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp("model") / "best"
-            save(build_cfl_model(config, len(config.language.make().symbols)), folders[key])
+            save(config.build_model(len(config.language.make().symbols)), folders[key])
         return folders[key]
 
     return saved

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from stackattn.analysis.folders import RunFolder, SentenceRun, TranslationRun
+from stackattn.analysis.folders import SentenceRun, TranslationRun, load_run
 from stackattn.analysis.report import write_report
 from stackattn.analysis.report_data import page_data
 from stackattn.analysis.study import study
@@ -104,7 +104,7 @@ def test_translation_traces_the_encoder_and_the_decoder(mt_run):
     assert len(source.stacks[0].trace.tops()[0]) == len(source.tokens)
     run = studied.run
     selected = run.select([], 1, 0)[0]
-    pairs = Pairs(run._tokenizer, [], [])
+    pairs = Pairs(run._translator.tokenizer, [], [])
     pairs.source, pairs.target = [[torch.tensor(x) for x in [side]] for side in (selected.source, selected.target)]
     with torch.no_grad():
         nats = pairs.loss(run.model.eval(), [0]).item()
@@ -200,4 +200,4 @@ def test_damaged_metrics_name_the_key(lm_run, tmp_path):
     del rows[1]["perplexity"]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(RuntimeError, match="line 2: missing key 'perplexity'"):
-        RunFolder.read(folder, "run")
+        load_run(folder, "run")

@@ -6,7 +6,7 @@ import pytest
 
 from stackattn.config import to_values
 from stackattn.paper.experiments import TARGETS
-from stackattn.training.experiment import config_of
+from stackattn.training.run import config_of
 from stackattn.training.sweep import restart
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"

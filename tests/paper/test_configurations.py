@@ -12,7 +12,7 @@ from stackattn.paper.experiments import TARGETS
 from stackattn.paper.models import MT_TYPES, PTB_TYPES, count_parameters, paper_models
 from stackattn.paper.names import LABELS, SLUGS
 from stackattn.text.vocabulary import Vocabulary
-from stackattn.training import cfl, lm
+from stackattn.training import lm
 
 COMMANDS = {"demo": "cfl", **{name: target.command for name, target in TARGETS.items() if target.trains}}
 LANGUAGES = [(task, SLUGS[label], count) for table, task, label, count in paper_models() if table == "Table 5"]
@@ -55,7 +55,7 @@ def test_figure_2(task, model, count):
         assert config.model.push_activation == "published"
     else:
         assert config.model.stack_init == "uniform"
-    built = cfl.build_cfl_model(config, len(config.language.make().symbols))
+    built = config.build_model(len(config.language.make().symbols))
     assert sum(x.numel() for x in built.parameters()) == count
 
 

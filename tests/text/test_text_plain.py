@@ -8,7 +8,7 @@ import pytest
 
 from stackattn.lines import read_lines
 from stackattn.text.byte_pairs import load_model, train_model
-from stackattn.text.plain import Counts, PlainTextOptions, drop_long, split_sentences, to_pieces, to_sentences
+from stackattn.text.plain import PlainTextOptions, drop_long, split_sentences, to_pieces, to_sentences
 from stackattn.text.vocabulary import Vocabulary, count_vocabulary
 
 
@@ -35,26 +35,25 @@ def test_splitting_sentences(text):
 
 def test_headings_blank_lines_and_long_sentences_are_counted():
     lines = ["", " = Title = ", " = = Part = = ", " One . Two three . ", "a = b", " \t ", "= ="]
-    counts = Counts()
-    sentences = to_sentences(lines, drop_headings=True, split=True, counts=counts)
+    sentences, counts = to_sentences(lines, drop_headings=True, split=True)
     assert sentences == [["One", "."], ["Two", "three", "."], ["a", "=", "b"], ["=", "="]]
-    assert drop_long(sentences, 2, counts) == [["One", "."], ["=", "="]]
-    assert counts == Counts(lines=7, blank=2, headings=2, sentences=4, too_long=2, tokens_too_long=6)
-    counts = Counts()
-    assert len(to_sentences(lines, drop_headings=False, split=False, counts=counts)) == 5
-    assert counts.headings == 0
-    assert drop_long(sentences, None, counts) == sentences
+    assert counts == {"lines": 7, "blank": 2, "headings": 2, "sentences": 4}
+    assert drop_long(sentences, 2) == ([["One", "."], ["=", "="]], {"too_long": 2, "tokens_too_long": 6})
+    found, counts = to_sentences(lines, drop_headings=False, split=False)
+    assert len(found) == counts["sentences"] == 5
+    assert counts["headings"] == 0
+    assert drop_long(sentences, None) == (sentences, {"too_long": 0, "tokens_too_long": 0})
+    assert to_sentences([], drop_headings=False, split=False)[1]["lines"] == 0
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_articles_from_title_to_title(drop):
     lines = ["Before", " = One = ", "", "first line", " = = Part = = ", "second", " = Two = ", " = Three = ", "third"]
-    counts = Counts()
-    found = to_sentences(lines, drop_headings=drop, split=False, join=True, counts=counts)
+    found, counts = to_sentences(lines, drop_headings=drop, split=False, join=True)
     whole = ["Before", "= One = first line = = Part = = second", "= Two =", "= Three = third"]
     expected = ["Before", "first line second", "third"] if drop else whole
     assert [" ".join(words) for words in found] == expected
-    assert counts.sentences == len(expected)
+    assert counts["sentences"] == len(expected)
 
 
 def test_articles_are_not_split_into_sentences():
@@ -149,10 +148,9 @@ def test_pieces_are_learned_from_very_long_sentences():
 @pytest.mark.skipif("STACKATTN_DATA" not in os.environ, reason="needs corpora in STACKATTN_DATA")
 def test_wikitext_2():
     folder = Path(os.environ["STACKATTN_DATA"]) / "wikitext-2"
-    counts = Counts()
     lines = list(read_lines(folder / "train.txt.gz"))
-    whole = to_sentences(lines, drop_headings=False, split=False, counts=counts)
-    assert counts.lines == 36718
+    whole, counts = to_sentences(lines, drop_headings=False, split=False)
+    assert counts["lines"] == 36718
     assert sum(map(len, whole)) == 2051910  # the published number
-    parts = to_sentences(lines, drop_headings=False, split=True, counts=Counts())
+    parts, _ = to_sentences(lines, drop_headings=False, split=True)
     assert [x for sentence in parts for x in sentence] == [x for line in whole for x in line]

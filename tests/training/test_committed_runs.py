@@ -10,9 +10,9 @@ from stackattn.config import from_values, to_values
 from stackattn.models import LSTMArchitecture
 from stackattn.training import TrainingRun
 from stackattn.training.cfl import CFLConfig
-from stackattn.training.experiment import config_of
 from stackattn.training.lm import LMConfig
 from stackattn.training.mt import MTConfig
+from stackattn.training.run import config_of
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
 RUNS = sorted(

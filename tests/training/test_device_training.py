@@ -48,7 +48,7 @@ def config(name, corpora):
 
 def build(chosen, task):
     if isinstance(chosen, cfl.CFLConfig):
-        return cfl.build_cfl_model(chosen, len(task.language.symbols))
+        return chosen.build_model(len(task.language.symbols))
     return chosen.build_model(task.tokenizer)
 
 

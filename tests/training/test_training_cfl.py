@@ -10,7 +10,7 @@ from torch import nn
 
 from stackattn.languages import evaluation_set, get_language
 from stackattn.training import cfl
-from stackattn.training.cfl import CFLTask, build_cfl_model, evaluate_by_length
+from stackattn.training.cfl import CFLTask, evaluate_by_length
 
 
 class Fixed(nn.Module):
@@ -107,9 +107,9 @@ def test_differences_by_length():
 
 def test_the_size_of_validation_batches_is_limited_and_does_not_change_the_score(monkeypatch):
     config = tiny(language={"lengths": (6, 6), "validation_batches": 4})
-    expected = CFLTask(config).evaluate(build_cfl_model(config, 4).eval())
+    expected = CFLTask(config).evaluate(config.build_model(4).eval())
     monkeypatch.setattr(cfl, "VALIDATED_AT_A_TIME", 3)
-    model, sizes = build_cfl_model(config, 4).eval(), []
+    model, sizes = config.build_model(4).eval(), []
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
     found = CFLTask(config).evaluate(model)
     assert max(sizes) == 3
@@ -160,6 +160,6 @@ def test_seeds_determine_data_and_order():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_seeds_determine_the_initial_parameters(model):
-    first, again, other = (build_cfl_model(tiny(model, init_seed=seed), 2).state_dict() for seed in (1, 1, 2))
+    first, again, other = (tiny(model, init_seed=seed).build_model(2).state_dict() for seed in (1, 1, 2))
     assert same(first.values(), again.values())
     assert not same(first.values(), other.values())

@@ -158,8 +158,12 @@ ROW = {"length": 4, "cross_entropy": 1.0, "lower_bound": 0.5, "difference": 0.5,
     [
         ({}, "missing key 'lengths'"),
         ({"lengths": 3}, "lengths: expected a list of objects, got 3"),
-        ({"lengths": [ROW, {**ROW, "difference": "x"}]}, "lengths.1.difference: expected a number, got 'x'"),
-        ({"lengths": [{"length": 3}]}, "missing key 'lengths.0.cross_entropy'"),
+        ({"lengths": [ROW]}, "missing key 'per_length'"),
+        (
+            {"per_length": 1, "lengths": [ROW, {**ROW, "difference": "x"}]},
+            "lengths.1.difference: expected a number, got 'x'",
+        ),
+        ({"per_length": 1, "lengths": [{"length": 3}]}, "missing key 'lengths.0.cross_entropy'"),
     ],
 )
 def test_invalid_test_results(test, message, folder):
@@ -281,7 +285,7 @@ def test_best_model_environment_and_test_results(complete, tmp_path):
     assert {"model.safetensors", "config.json"} <= {path.name for path in run.best_model.iterdir()}
     assert run.environment()["torch"] == torch.__version__
     row = {"length": 4, "cross_entropy": 1.0, "lower_bound": 0.5, "difference": 0.5, "difference_from_floor": None}
-    results = {"model": run.model_checksum(), "lengths": [row]}
+    results = {"model": run.model_checksum(), "per_length": 1, "lengths": [row]}
     assert run.write_test(results).parent == run.folder
     assert run.test() == results
 

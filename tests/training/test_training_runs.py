@@ -296,7 +296,7 @@ def test_test_results_belong_to_one_model(tmp_path):
     assert run.test() is None
     run_experiment(tiny(), run.folder)
     assert run.test() is None
-    test = {"model": run.model_checksum(), "lengths": []}
+    test = {"model": run.model_checksum(), "per_length": 1, "lengths": []}
     (run.folder / "test.json").write_text(json.dumps(test))
     os.utime(run.folder / "test.json", (0, 0))
     assert run.test() == test

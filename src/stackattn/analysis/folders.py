@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ..config import from_values
 from ..languages import Language
 from ..models import LSTMArchitecture
 from ..models.saving import load
@@ -19,20 +20,11 @@ from ..nn.kinds import STACK_KINDS
 from ..nn.specs import SoftmaxSpec, StackSpec, parse_layers
 from ..text.bitext_corpus import BitextCorpus
 from ..text.monolingual_corpus import MonolingualCorpus
-from ..text.pieces import PieceTokenizer
 from ..text.vocabulary import Vocabulary
 from ..training.cfl import evaluate_by_length
-from ..training.experiment import (
-    DIFFERENCE,
-    PERPLEXITY,
-    Metric,
-    config_class,
-    config_of,
-    ending,
-    model_folder,
-    training_command,
-)
-from ..training.run import RunError, TrainingRun
+from ..training.experiment import config_class, training_command
+from ..training.metrics import DIFFERENCE, PERPLEXITY, Metric
+from ..training.run import RunError, TrainingRun, ending, model_folder
 from ..training.run_files import CONFIG, METRICS, TEST
 from ..training.translator import Translator
 from .sentences import SelectedSentence, TracedSentence, sample_sentences, trace_sentence, trace_translation
@@ -42,8 +34,8 @@ NOT_FINISHED = "not finished"
 
 
 @dataclass(frozen=True)
-class RunFolder(ABC):
-    """A run: its configuration, its results and its best model."""
+class LoadedRun(ABC):
+    """What was read from the folder of a run: its configuration, its results and its best model."""
 
     folder: Path
     name: str
@@ -51,8 +43,7 @@ class RunFolder(ABC):
     config: Any
     """The configuration: a `CFLConfig`, `LMConfig` or `MTConfig`."""
     metrics: list[dict[str, Any]]
-    best: dict[str, Any] | None
-    """The evaluation with the best score."""
+    best_evaluation: dict[str, Any] | None
     ending: str
     """How the run ended, or `NOT_FINISHED`."""
     without_model: str
@@ -64,27 +55,6 @@ class RunFolder(ABC):
     """The metric by which runs are compared; lower is better."""
     CURVE: ClassVar[Metric]
     """The metric of learning curves."""
-
-    @staticmethod
-    def read(folder: Path, name: str) -> RunFolder:
-        """Read everything but the model. Raises RunError, ValueError or OSError if a file is missing or damaged."""
-        run = TrainingRun(folder)
-        values = run.config()
-        if "format_version" in values:
-            raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
-        command = training_command(values)
-        cls = RUN_FOLDERS[command]
-        config = config_of(config_class(command), folder, values)
-        metrics = run.metrics()
-        for number, row in enumerate(metrics, 1):
-            for key in (cls.METRIC.key, cls.CURVE.key):
-                if row.get(key) is None:
-                    raise RunError(f"{folder / METRICS}, line {number}: missing key {key!r}")
-        test = run.test()
-        if command == "cfl" and test is not None and "per_length" not in test:
-            raise RunError(f"{folder / TEST}: missing key 'per_length'")
-        ended = ending(run.result()) if run.finished else NOT_FINISHED
-        return cls(folder, name, config, metrics, run.best_evaluation(), ended, run.without_model, test)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -102,7 +72,7 @@ class RunFolder(ABC):
     @property
     def score(self) -> float | None:
         """The metric of the best evaluation."""
-        return None if self.best is None else self.best[self.METRIC.key]
+        return None if self.best_evaluation is None else self.best_evaluation[self.METRIC.key]
 
     @property
     def layers(self) -> str:
@@ -150,7 +120,7 @@ class RunFolder(ABC):
 
 
 @dataclass(frozen=True)
-class LanguageRun(RunFolder):
+class LanguageRun(LoadedRun):
     """A run of `stackattn cfl`."""
 
     METRIC: ClassVar[Metric] = DIFFERENCE
@@ -195,7 +165,7 @@ class LanguageRun(RunFolder):
 
 
 @dataclass(frozen=True)
-class SentenceRun(RunFolder):
+class SentenceRun(LoadedRun):
     """A run of `stackattn lm`."""
 
     METRIC: ClassVar[Metric] = PERPLEXITY
@@ -256,8 +226,7 @@ class TranslationRun(SentenceRun):
     def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedSentence]:
         """Given sentences are sources: their targets are the model's translations. Samples have their references."""
         if texts:
-            translator = Translator.load(self.folder)
-            sources, targets = list(texts), translator.translate(list(texts))
+            sources, targets = list(texts), self._translator.translate(list(texts))
             chosen = [(i, "given, with the model’s translation") for i in range(len(texts))]
         else:
             sources, targets = self._corpus(BitextCorpus).read_split("validation")
@@ -266,24 +235,48 @@ class TranslationRun(SentenceRun):
             )
         return [
             SelectedSentence(
-                self._tokenizer.encode_target([targets[i]])[0].tolist(), origin, _filled(self._encode(sources[i]))
+                self._translator.tokenizer.encode_target([targets[i]])[0].tolist(),
+                origin,
+                _filled(self._encode(sources[i])),
             )
             for i, origin in chosen
         ]
 
     def trace(self, selected: SelectedSentence, names: Sequence[str], seed: int) -> list[TracedSentence]:
-        return trace_translation(self.model, self._tokenizer, selected, names=names, seed=seed)
+        return trace_translation(self.model, self._translator.tokenizer, selected, names=names, seed=seed)
 
     @cached_property
-    def _tokenizer(self) -> PieceTokenizer:
-        return PieceTokenizer.load(model_folder(self.folder))
+    def model(self) -> nn.Module:
+        return self._translator.model
+
+    @cached_property
+    def _translator(self) -> Translator:
+        return Translator.load(self.folder)
 
     def _encode(self, source: str) -> list[int]:
-        return self._tokenizer.encode_source([source])[0].tolist()
+        return self._translator.tokenizer.encode_source([source])[0].tolist()
 
 
-RUN_FOLDERS: dict[str, type[RunFolder]] = {"cfl": LanguageRun, "lm": SentenceRun, "mt": TranslationRun}
-"""Classes of run folders by the command that trains them."""
+RUN_CLASSES: dict[str, type[LoadedRun]] = {"cfl": LanguageRun, "lm": SentenceRun, "mt": TranslationRun}
+"""Classes of runs by the command that trains them."""
+
+
+def load_run(folder: Path, name: str) -> LoadedRun:
+    """Read everything but the model. Raises RunError, ValueError or OSError if a file is missing or damaged."""
+    run = TrainingRun(folder)
+    values = run.config()
+    if "format_version" in values:
+        raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
+    command = training_command(values)
+    cls = RUN_CLASSES[command]
+    config = from_values(config_class(command), values, source=str(folder / CONFIG))
+    metrics = run.metrics()
+    for number, row in enumerate(metrics, 1):
+        for key in (cls.METRIC.key, cls.CURVE.key):
+            if row.get(key) is None:
+                raise RunError(f"{folder / METRICS}, line {number}: missing key {key!r}")
+    ended = ending(run.result()) if run.finished else NOT_FINISHED
+    return cls(folder, name, config, metrics, run.best_evaluation(), ended, run.without_model, run.test())
 
 
 def find_runs(folder: str | Path) -> dict[str, Path]:
@@ -307,19 +300,6 @@ def find_runs(folder: str | Path) -> dict[str, Path]:
             "found none"
         )
     return {path.relative_to(folder).as_posix(): path for path in found}
-
-
-def best_of_each(runs: list[RunFolder]) -> list[RunFolder]:
-    """The run with the lowest score for each model and task, among the runs that have a best model."""
-    best: dict[Any, RunFolder] = {}
-    for run in runs:
-        if run.score is None or not run.has_model:
-            continue
-        cell = run.task, run.label, run.layers
-        known = best.get(cell)
-        if known is None or known.score is None or run.score < known.score:
-            best[cell] = run
-    return list(best.values())
 
 
 def _filled(tokens: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..ops import AutomatonRun
-from .folders import LanguageRun, RunFolder
+from .folders import LanguageRun, LoadedRun
 from .quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
 from .real_stack import REAL_TOP
 from .sentences import TracedSentence
@@ -161,8 +161,8 @@ def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
         values |= {"language": run.data_name, "lengths": "–".join(map(str, run.config.language.lengths))}
     else:
         values |= {"corpus": run.data_name}
-    if run.best is not None:
-        values |= {run.METRIC.name: _score(run), "epoch": str(run.best["epoch"])}
+    if run.best_evaluation is not None:
+        values |= {run.METRIC.name: _score(run), "epoch": str(run.best_evaluation["epoch"])}
     task = study.task_name(run)
     return {
         "name": run.name,
@@ -196,7 +196,7 @@ def _test_data(studied: StudiedRun) -> dict[str, Any] | None:
 def _tiles(studied: StudiedRun) -> list[list[str]]:
     """The key figures at the top of the page: name, value and a note each."""
     run, tiles = studied.run, []
-    if best := run.best:
+    if best := run.best_evaluation:
         name = "Nats per symbol above the language" if isinstance(run, LanguageRun) else "Perplexity"
         tiles.append([name, _score(run), f"validation, epoch {best['epoch']}"])
     for title, agreements in (
@@ -225,7 +225,7 @@ def _sweep_tiles(study: Study) -> list[list[str]]:
     return tiles
 
 
-def _score(run: RunFolder) -> str:
+def _score(run: LoadedRun) -> str:
     return f"{run.score:.{4 if isinstance(run, LanguageRun) else 2}f}"
 
 
@@ -264,7 +264,7 @@ def _thousandth(p: float) -> int:
 def _string_data(traced: TracedString) -> dict[str, Any]:
     rows, symbols = enumerate(traced.truth), traced.tokens[1:]
     return {
-        "title": f"{len(symbols)} symbols, {traced.string.origin}: {_beginning(symbols)}",
+        "title": f"{len(symbols)} symbols, {traced.origin}: {_beginning(symbols)}",
         "lengths": list(traced.lengths),
         "seenLength": traced.seen_length,
         "inLanguage": traced.in_language,

@@ -47,7 +47,8 @@ class TracedStack:
 class TracedString:
     """A string of n symbols, with a model's predictions and stacks. Step 0 reads BOS."""
 
-    string: SelectedString
+    origin: str
+    """Where the string comes from."""
     tokens: list[str]
     """BOS and the n symbols."""
     lengths: tuple[int, int]
@@ -120,7 +121,7 @@ def trace_string(
     n = len(string.ids)
     extended = min(lengths[0], n), max(lengths[1], n)
     return TracedString(
-        string=string,
+        origin=string.origin,
         tokens=["BOS", *(language.symbols[i] for i in string.ids)],
         lengths=extended,
         seen_length=lengths[0] <= n <= lengths[1],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..training.run import RunError
-from .folders import LanguageRun, RunFolder, best_of_each, find_runs
+from .folders import LanguageRun, LoadedRun, find_runs, load_run
 from .quality import LabelledStrings, label_strings
 from .real_stack import DETERMINISTIC, Agreement
 from .sentences import TracedSentence
@@ -23,7 +24,7 @@ MAX_FULL = 4  # with more models than this, only the first string of each is tra
 class StudiedRun:
     """A run and the results of its analysis."""
 
-    run: RunFolder
+    run: LoadedRun
     parameters: int | None = None
     stacks: list[str] = field(default_factory=list)
     """Names of the stacks under study."""
@@ -70,7 +71,7 @@ class Study:
             "single states and stack symbols. Analyse the folder of one run to see everything."
         )
 
-    def task_name(self, run: RunFolder) -> str:
+    def task_name(self, run: LoadedRun) -> str:
         """The language or corpus, with details where runs on the same one differ in them."""
         if len({studied.run.task for studied in self.runs if studied.run.data_name == run.data_name}) == 1:
             return run.data_name
@@ -84,7 +85,7 @@ class Study:
         names, known = sorted(names.difference(DETERMINISTIC)), " and ".join(DETERMINISTIC)
         return f"Empty for {', '.join(names)}: the top of a real stack is known for {known} only." if names else ""
 
-    def best_on(self, task: str) -> RunFolder | None:
+    def best_on(self, task: str) -> LoadedRun | None:
         """The run with the lowest score on the task with this name."""
         scores = [
             (studied.run.score, number)
@@ -117,7 +118,7 @@ def study(
 
     Args:
         folder: folder of a run, or a folder with runs below it.
-        texts, samples: the strings or sentences to step through; see `RunFolder.select`. With more than `MAX_FULL`
+        texts, samples: the strings or sentences to step through; see `LoadedRun.select`. With more than `MAX_FULL`
             models only the first one of each is traced.
         seed: seed of sampled strings and runs.
         stack: number of the only stack to study, from 1 (default: all stacks of each model).
@@ -131,8 +132,7 @@ def study(
     runs, damaged = _read_runs(folder)
     if stack is not None:
         _select_stack([studied for studied in runs if studied.run.has_model], stack)
-    folders = {run.folder for run in best_of_each([studied.run for studied in runs])}
-    best = [studied for studied in runs if studied.run.folder in folders]
+    best = _best_of_each(runs)
     selected = []
     for studied in best:
         try:
@@ -172,14 +172,23 @@ def _read_runs(folder: Path) -> tuple[list[StudiedRun], dict[str, str]]:
 
 
 def _read_run(path: Path, name: str) -> StudiedRun:
-    run = RunFolder.read(path, name)
+    run = load_run(path, name)
     if not run.has_model:
         return StudiedRun(run, test=run.saved_test if isinstance(run, LanguageRun) else None)
     parameters = sum(x.numel() for x in run.model.parameters())
     return StudiedRun(run, parameters, stack_names(run.model))
 
 
-def _select_strings(run: RunFolder, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
+def _best_of_each(runs: list[StudiedRun]) -> list[StudiedRun]:
+    """The run with the lowest score for each model and task, among the runs that have a best model."""
+    scores: dict[Any, list[tuple[float, int]]] = defaultdict(list)
+    for number, run in enumerate(studied.run for studied in runs):
+        if run.score is not None and run.has_model:
+            scores[run.task, run.label, run.layers].append((run.score, number))
+    return [runs[number] for number in sorted(min(found)[1] for found in scores.values())]
+
+
+def _select_strings(run: LoadedRun, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
     try:
         return run.select(texts, samples, seed)
     except ValueError as error:  # the runs of a sweep may have different languages and corpora

@@ -229,7 +229,6 @@ TRACES: dict[str, type[StackTrace]] = {
 """Trace classes by kind of stack, for the kinds of `stackattn.nn.kinds`."""
 
 
-@torch.no_grad()
 def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
     """Run a model in evaluation mode and trace each of its stacks.
 
@@ -247,9 +246,7 @@ def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
         for trace in trace_stacks(model, tokens):   # tokens (B, T)
             print(trace.name, trace.tops().shape)   # (B, T, T + 1)
     """
-    inputs = _on_device_of(model, inputs)
-    with _evaluating(model):
-        return _trace_lstm(model, *inputs) if isinstance(model, LSTMLM) else _trace_layers(model, *inputs)[1]
+    return trace_forward(model, *inputs)[1]
 
 
 @torch.no_grad()

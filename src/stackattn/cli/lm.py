@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from ..training import TrainingRun
-    from ..training.experiment import config_of
     from ..training.lm import LMConfig, evaluate_run
+    from ..training.run import config_of
 
     found = evaluate_run(args.run, args.split, args.data, args.device)
     print(f"{args.split}: {found['sentences']:,} sentences, {found['tokens']:,} tokens with EOS")

@@ -194,14 +194,14 @@ def summary(values: dict[str, Any]) -> str:
 
 def outcome(name: object, result: dict[str, Any]) -> str:
     """Return one line that says how a run ended."""
-    from ..training.experiment import ending
+    from ..training.run import ending
 
     best = result.get("best")
     return f"{name}: {ending(result)}" + (f", best {_headline(best)} (epoch {best['epoch']})" if best else "")
 
 
 def _headline(values: dict[str, Any]) -> str:
-    from ..training.experiment import headline
+    from ..training.metrics import headline
 
     name, value = headline(values)
     return f"{name} {value:.4f}"

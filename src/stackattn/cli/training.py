@@ -41,22 +41,22 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
 
 
 def _read_config(args: argparse.Namespace) -> Any:
-    from ..config import from_values, to_values
+    """The configuration of `train`; that of the run if it is resumed and no other configuration is given."""
     from ..paper.configurations import load_configuration
     from ..training import TrainingRun
-    from ..training.experiment import config_class, config_of
+    from ..training.experiment import config_class
+    from ..training.run import config_of
 
-    described = args.config is not None or args.preset is not None or (args.set and not TrainingRun(args.out).begun)
-    if getattr(args, "resume", False) and not described:
-        cls = config_class(args.command)
-        # read in two steps, so that the errors of --set are not attributed to the stored configuration
-        return from_values(cls, to_values(config_of(cls, args.out)), args.set, str(args.out / "config.json"))
+    given = args.config is not None or args.preset is not None or (args.set and not TrainingRun(args.out).begun)
+    if args.resume and not given:
+        return config_of(config_class(args.command), args.out, args.set)
     return load_configuration(args.command, args.config, args.set, args.preset)
 
 
 def _train(args: argparse.Namespace) -> int:
     from ..training import run_experiment
-    from ..training.experiment import ending, headline
+    from ..training.metrics import headline
+    from ..training.run import ending
     from .progress import ProgressDisplay
 
     config = _read_config(args)
@@ -92,12 +92,13 @@ def _sweep(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from ..paper.configurations import load_configuration
     from ..training import TrainingRun
-    from ..training.experiment import headline
+    from ..training.metrics import headline
     from ..training.sweep import best_of, restart
     from .progress import ProgressDisplay, outcome
 
-    config = _read_config(args)
+    config = load_configuration(args.command, args.config, args.set, args.preset)
     jobs = [(args.out / f"{i:02d}", restart(config, i, args.seed)) for i in range(args.restarts)]
     outcomes = {}
     with ProgressDisplay() as display:
@@ -107,7 +108,7 @@ def _sweep(args: argparse.Namespace) -> int:
             display.done(f"run {folder.name}", outcome(folder, result))
 
         failed = run_jobs(jobs, args, report, lambda folder: display(f"run {folder.name}"))
-    ours = [folder for folder, job in jobs if TrainingRun(folder).begun and not TrainingRun(folder).differs(job)]
+    ours = [folder for folder, job in jobs if (run := TrainingRun(folder)).begun and not run.differs(job)]
     chosen = best_of(ours)
     figure = headline(chosen[1])[0] if chosen else "score"
     table = Table("run", "learning rate", figure, "epoch", "minutes", "")

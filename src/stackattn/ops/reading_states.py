@@ -205,10 +205,7 @@ class NondeterministicReadingState(TensorState):
         """Extend the stack by c steps.
 
         Args:
-            log_push: (B, c, Q, S, Q, S)
-            log_replace: (B, c, Q, S, Q, S)
-            log_pop: (B, c, Q, S, Q)
-                Log weights of the transitions, as in `nondeterministic_weights`.
+            log_push, log_replace, log_pop: as in `NondeterministicState.extend`.
             values: (B, c, m)
                 The vectors that are pushed.
             lengths: (B,), optional

@@ -98,12 +98,9 @@ class StratifiedState(TensorState):
 
         >>> import torch
         >>> from stackattn import StratifiedState
-        >>> values, state = torch.empty(2, 0, 5), StratifiedState.empty(batch_size=2)
+        >>> state = StratifiedState.empty(batch_size=2)
         >>> for _ in range(3):
-        ...     push, pop, value = torch.rand(2, 1), torch.rand(2, 1), torch.rand(2, 1, 5)
-        ...     values = torch.cat([values, value], dim=1)
-        ...     weights, state = state.extend(push, pop)  # (B, 1, steps so far)
-        ...     reading = weights @ values  # (B, 1, m)
+        ...     weights, state = state.extend(torch.rand(2, 1), torch.rand(2, 1))  # (B, 1, steps so far)
         >>> state
         StratifiedState(batch_size=2, length=3, device=cpu)
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.figures import new_figure, save_figure
-from ..analysis.folders import LanguageRun, RunFolder
+from ..analysis.folders import LanguageRun, LoadedRun, load_run
 from ..analysis.quality import LabelledStrings, label_strings
 from ..analysis.real_stack import Agreement
 from ..analysis.traces import stack_names
@@ -27,7 +27,7 @@ class Point:
     """A run, its loss and the agreement of its stack."""
 
     cell: Cell
-    run: RunFolder
+    run: LoadedRun
     agreement: dict[str, Agreement]
     """By `REAL` and `DERIVED`; of the stack with the highest share, if the model has several."""
 
@@ -69,7 +69,7 @@ def measure(cells: Sequence[Cell]) -> list[Point]:
     labelled: dict[Any, LabelledStrings] = {}
 
     def measure_run(folder: Path) -> dict[str, Any]:
-        run = RunFolder.read(folder, folder.name)
+        run = load_run(folder, folder.name)
         assert isinstance(run, LanguageRun)
         if not stack_names(run.model):
             return {}
@@ -86,7 +86,7 @@ def measure(cells: Sequence[Cell]) -> list[Point]:
             found = measured_once(folder, FILE, measure_run)
             agreement = {name: Agreement(**found[name]) for name in (REAL, DERIVED) if name in found}
             if agreement:
-                points.append(Point(cell, RunFolder.read(folder, folder.name), agreement))
+                points.append(Point(cell, load_run(folder, folder.name), agreement))
     return points
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..analysis.real_stack import DETERMINISTIC
 from ..training import TrainingRun
 from .cells import Cell
 from .figure_2 import LONGEST_SEEN, test_by_length
@@ -24,7 +25,6 @@ from .tables import number, publish
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 FEWEST = 3  # restarts of each model
 
-DETERMINISTIC = ("marked-reversal", "dyck")
 NONDETERMINISTIC = ("unmarked-reversal", "padded-reversal", "hardest-cfl")
 ALL = (*DETERMINISTIC, *NONDETERMINISTIC)
 

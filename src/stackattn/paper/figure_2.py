@@ -11,7 +11,7 @@ from typing import Any
 from ..analysis.figures import new_figure, save_figure
 from ..training import TrainingRun
 from ..training.cfl import CFLConfig, evaluate_run
-from ..training.experiment import config_of
+from ..training.run import config_of
 from ..training.sweep import best_of
 from .cells import Cell
 from .measurements import results_of_test

@@ -14,7 +14,7 @@ from ..analysis.traces import SuperpositionTrace, trace_stacks
 from ..languages import Language
 from ..models.saving import load
 from ..training.cfl import CFLConfig, with_bos
-from ..training.experiment import config_of, model_folder
+from ..training.run import config_of, model_folder
 from ..training.sweep import best_of
 from .cells import Cell
 from .names import LABELS

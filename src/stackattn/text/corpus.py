@@ -18,7 +18,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..files import write_json, write_text
 from ..lines import decode_text, read_json_object
@@ -42,25 +42,32 @@ def no_progress(items: Iterable[Any], description: str) -> Iterable[Any]:
     return items
 
 
-class Tokenizer(Protocol):
-    """The token ids and sizes that models need, and saving to a folder."""
+class Tokenizer(ABC):
+    """The token ids and sizes that models need: a model predicts the tokens up to EOS; BOS and PAD are the last ones.
+
+    A subclass defines `eos` and `bos`.
+    """
+
+    eos: int
+    bos: int
 
     @property
-    def bos(self) -> int: ...
+    def pad(self) -> int:
+        return self.bos + 1
 
     @property
-    def eos(self) -> int: ...
+    def input_size(self) -> int:
+        """Number of tokens that a model reads."""
+        return self.pad + 1
 
     @property
-    def pad(self) -> int: ...
+    def output_size(self) -> int:
+        """Number of tokens that a model predicts."""
+        return self.eos + 1
 
-    @property
-    def input_size(self) -> int: ...
-
-    @property
-    def output_size(self) -> int: ...
-
-    def save(self, folder: Path) -> None: ...
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer to a folder, which is created if necessary."""
 
 
 class Corpus(ABC):

@@ -23,11 +23,12 @@ import numpy as np
 from ..files import write_bytes, write_json
 from ..lines import read_json_object
 from .byte_pairs import CHECKSUM, load_model, model_checksum, read_model, sentencepiece, train_model
+from .corpus import Tokenizer
 
 MODEL, VOCABULARY = "pieces.model", "pieces.json"
 
 
-class PieceTokenizer:
+class PieceTokenizer(Tokenizer):
     """Converts sentences to token ids and back.
 
     The pieces are learned from both languages, but each language uses only those that are frequent in it: other pieces
@@ -49,8 +50,6 @@ class PieceTokenizer:
         self.unk = len(self.target_types)
         self.eos = self.unk + 1
         self.bos = self.eos + 1 + len(only_source)
-        self.pad = self.bos + 1
-        self.input_size, self.output_size = self.pad + 1, self.eos + 1
         self._encoders = [_processor(pieces_model, types) for types in (self.source_types, self.target_types)]
         numbers = {piece: i for i, piece in enumerate(self.target_types)}
         outputs = self._table(numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,19 +51,6 @@ class PlainTextOptions:
             raise ValueError(f"unknown: expected a token without spaces other than {CLASSES!r}, got {self.unknown!r}")
 
 
-@dataclass
-class Counts:
-    """Counts of the lines and sentences of a file."""
-
-    lines: int = 0
-    blank: int = 0
-    headings: int = 0
-    sentences: int = 0
-    too_long: int = 0
-    tokens_too_long: int = 0
-    """Number of tokens in the sentences that were too long."""
-
-
 def prepare_plain(
     files: Mapping[str, Path], folder: Path, options: PlainTextOptions | None = None, track: Track = no_progress
 ) -> dict[str, Any]:
@@ -87,17 +75,15 @@ def prepare_plain(
         sentencepiece()
     check_new(folder)
     with whole_folder(folder) as partial:
-        counts = {split: Counts() for split in SPLITS}
-        sentences = {
-            split: to_sentences(
+        sentences: dict[str, Sentences] = {}
+        counts: dict[str, dict[str, int]] = {}
+        for split in SPLITS:
+            sentences[split], counts[split] = to_sentences(
                 track(read_lines(files[split]), f"reading {split}"),
                 drop_headings=options.drop_headings,
                 split=options.split_sentences,
                 join=options.join_articles,
-                counts=counts[split],
             )
-            for split in SPLITS
-        }
         for split in SPLITS:
             if not sentences[split]:
                 raise ValueError(f"{files[split]}: expected at least one sentence, found none")
@@ -105,14 +91,16 @@ def prepare_plain(
         if options.pieces is not None:
             model = _pieces_model(options.pieces, sentences["train"])
             sentences = {split: to_pieces(sentences[split], model) for split in SPLITS}
-        sentences = {split: drop_long(sentences[split], options.max_length, counts[split]) for split in SPLITS}
+        for split in SPLITS:
+            sentences[split], dropped = drop_long(sentences[split], options.max_length)
+            counts[split] |= dropped
         options = replace(options, min_count=options.min_count or (2 if model is None else 1))
         assert options.min_count is not None
         vocabulary = count_vocabulary(sentences["train"], options.min_count, options.unknown, model)
         report = {
             "options": asdict(options),
             "sources": {split: Path(files[split]).name for split in SPLITS},
-            "read": {split: asdict(counts[split]) for split in SPLITS},
+            "read": counts,
         }
         return fill_monolingual(partial, sentences, vocabulary, report)
 
@@ -126,32 +114,32 @@ def _pieces_model(pieces: str, training: Sentences) -> bytes:
 
 
 def to_sentences(
-    lines: Iterable[str], *, drop_headings: bool, split: bool, counts: Counts, join: bool = False
-) -> Sentences:
-    """Return the words of each non-blank line; update `counts`.
+    lines: Iterable[str], *, drop_headings: bool, split: bool, join: bool = False
+) -> tuple[Sentences, dict[str, int]]:
+    """Return the words of each non-blank line, and the numbers of lines, blank lines, dropped headings and sentences.
 
-    With `split`, return those of each sentence in a line instead; with `join`, those of each article.
+    With `split`, return the words of each sentence in a line instead; with `join`, those of each article.
     """
+    total = blank = headings = 0
     sentences: Sentences = []
     article: list[str] = []  # with `join`, the last of the sentences
     for line in lines:
-        counts.lines += 1
+        total += 1
         words = line.split()
         if not words:
-            counts.blank += 1
+            blank += 1
             continue
         if join and _TITLE.fullmatch(line):
             article = []
         if drop_headings and _HEADING.fullmatch(line):
-            counts.headings += 1
+            headings += 1
         elif join:
             if not article:
                 sentences.append(article)
             article += words
         else:
             sentences += split_sentences(words) if split else [words]
-    counts.sentences = len(sentences)
-    return sentences
+    return sentences, {"lines": total, "blank": blank, "headings": headings, "sentences": len(sentences)}
 
 
 def split_sentences(words: Sequence[str]) -> Sentences:
@@ -179,13 +167,12 @@ def split_sentences(words: Sequence[str]) -> Sentences:
     return [*sentences, sentence] if sentence else sentences
 
 
-def drop_long(sentences: Sentences, max_length: int | None, counts: Counts) -> Sentences:
-    """Drop sentences of more than `max_length` tokens; update `counts`."""
-    if max_length is None:
-        return sentences
-    long = [sentence for sentence in sentences if len(sentence) > max_length]
-    counts.too_long, counts.tokens_too_long = len(long), sum(map(len, long))
-    return [sentence for sentence in sentences if len(sentence) <= max_length]
+def drop_long(sentences: Sentences, max_length: int | None) -> tuple[Sentences, dict[str, int]]:
+    """Return the sentences of at most `max_length` tokens, and the numbers of other sentences and of their tokens."""
+    most = math.inf if max_length is None else max_length
+    dropped = [len(sentence) for sentence in sentences if len(sentence) > most]
+    kept = [sentence for sentence in sentences if len(sentence) <= most]
+    return kept, {"too_long": len(dropped), "tokens_too_long": sum(dropped)}
 
 
 def to_pieces(sentences: Sentences, model: bytes) -> Sentences:

@@ -16,6 +16,7 @@ from typing import Any
 from ..files import write_bytes, write_json
 from ..lines import read_json_object
 from .byte_pairs import CHECKSUM, load_model, model_checksum, read_model, split_pieces
+from .corpus import Tokenizer
 from .unknown import PLAIN, unknown_class
 
 FILE, PIECES = "vocabulary.json", "pieces.model"
@@ -24,7 +25,7 @@ EOS_TEXT = "</s>"
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Tokenizer):
     """The types of a language model, and its tokenizer, which splits text at spaces or into SentencePiece pieces.
 
     Example::
@@ -57,26 +58,12 @@ class Vocabulary:
 
     @property
     def bos(self) -> int:
-        return len(self.types) + 1
-
-    @property
-    def pad(self) -> int:
-        return len(self.types) + 2
+        return self.eos + 1
 
     @property
     def token_names(self) -> list[str]:
         """The names of all tokens by id, for people."""
         return [*self.types, "EOS", "BOS", "PAD"]
-
-    @property
-    def input_size(self) -> int:
-        """Number of tokens that a model reads."""
-        return len(self.types) + 3
-
-    @property
-    def output_size(self) -> int:
-        """Number of tokens that a model predicts: the types and EOS."""
-        return len(self.types) + 1
 
     def split(self, line: str) -> list[str]:
         """Split a line of text into tokens."""

@@ -9,6 +9,7 @@ options      the `training` section of configurations
 experiment   trains a configuration in a run folder
 origin       starts a run from the weights of another
 loop         the training loop
+metrics      names of the metrics, and the one by which runs are compared
 schedule     learning-rate schedule and early stopping
 run          the folder of a run
 loggers      write the metrics as CSV, for TensorBoard or Weights & Biases

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from ..config import FieldError, kinds, require
+from ..config import FieldError, in_section, kinds, require
 from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, is_grammar_file, training_sets
 from ..lines import read_text
 from ..models import LSTMLM, LSTMArchitecture, TransformerArchitecture, TransformerLM, build_model
 from ..models.saving import load, save
-from .experiment import config_of, in_section, model_folder, perplexity
+from .metrics import perplexity
 from .options import TrainingConfig
 from .processes import find_device
-from .run import TrainingRun
+from .run import TrainingRun, config_of, model_folder
 
 TESTED_AT_A_TIME = 20  # strings; limits the memory of the stacks on long strings
 VALIDATED_AT_A_TIME = 100  # strings; limits the memory of large validation sets, and larger batches are hardly faster
@@ -82,19 +82,18 @@ class CFLConfig:
 
     def make(self) -> tuple[CFLTask, TransformerLM | LSTMLM]:
         task = in_section("language", CFLTask, self)
-        return task, in_section("model", build_cfl_model, self, len(task.language.symbols))
+        return task, in_section("model", self.build_model, len(task.language.symbols))
+
+    def build_model(self, alphabet_size: int) -> TransformerLM | LSTMLM:
+        """Return the untrained model for an alphabet.
+
+        Token ids are those of the symbols, followed by one id that is BOS in inputs and EOS in outputs.
+        """
+        torch.manual_seed(self.training.init_seed)
+        return build_model(self.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
     def redraw(self, seed: int) -> CFLConfig:
         return replace(self, language=replace(self.language, seed=seed))
-
-
-def build_cfl_model(config: CFLConfig, alphabet_size: int) -> TransformerLM | LSTMLM:
-    """Return the untrained model of a configuration.
-
-    Token ids are those of the symbols, followed by one id that is BOS in inputs and EOS in outputs.
-    """
-    torch.manual_seed(config.training.init_seed)
-    return build_model(config.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
 
 class CFLTask:

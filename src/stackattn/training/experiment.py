@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch import nn
 
-from ..config import ConfigError, FieldError, from_values
+from .cfl import CFLConfig
 from .environment import keep_freed_memory
+from .lm import LMConfig
 from .loop import Task, TrainingCallback, train
+from .mt import MTConfig
 from .options import TrainingConfig
 from .origin import find_origin, load_origin
 from .processes import Processes
-from .run import RunError, TrainingRun
-from .run_files import CONFIG, ENVIRONMENT, METRICS
+from .run import TrainingRun, model_folder
 
-T = TypeVar("T")
-
-
-class Metric(NamedTuple):
-    """A metric of the evaluations of a run."""
-
-    key: str
-    """Its key in the evaluations."""
-    name: str
-    """Its name in tables and figures."""
-
-
-DIFFERENCE = Metric("cross_entropy_difference", "difference")
-PERPLEXITY = Metric("perplexity", "perplexity")
+CONFIG_CLASSES: dict[str, type[Any]] = {"cfl": CFLConfig, "lm": LMConfig, "mt": MTConfig}
+"""Configuration classes by the command that trains such a configuration."""
 
 
 class Experiment(Protocol):
@@ -101,48 +89,15 @@ def run_experiment(
         run.close()
 
 
-def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
-    """Call `make`; prefix its errors with the section of the configuration."""
-    try:
-        return make(*arguments)
-    except FieldError as error:
-        raise ConfigError(f"{section}.{error}") from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{section}: {error}") from error
-
-
-def config_of(cls: type[T], folder: str | Path, values: dict[str, Any] | None = None) -> T:
-    """Read the configuration of a run; raise ConfigError if it is not a configuration of class `cls`.
-
-    `values` is the result of `TrainingRun.config`, if the caller has read it already.
-    """
-    run = TrainingRun(folder)
-    try:
-        return from_values(cls, run.config() if values is None else values, source=str(run.folder / CONFIG))
-    except ConfigError as error:
-        raise ConfigError(f"{error} (does the run belong to another command?)") from None
-
-
 def config_class(command: str) -> type[Any]:
     """The configuration class of a training command.
 
     Args:
         command: `cfl`, `lm` or `mt`.
     """
-    # Imported here because the tasks import this module.
-    if command == "cfl":
-        from .cfl import CFLConfig
-
-        return CFLConfig
-    if command == "lm":
-        from .lm import LMConfig
-
-        return LMConfig
-    if command == "mt":
-        from .mt import MTConfig
-
-        return MTConfig
-    raise ValueError(f"command: expected one of cfl, lm, mt, got {command!r}")
+    if command not in CONFIG_CLASSES:
+        raise ValueError(f"command: expected one of {', '.join(CONFIG_CLASSES)}, got {command!r}")
+    return CONFIG_CLASSES[command]
 
 
 def training_command(values: Mapping[str, Any]) -> str:
@@ -150,31 +105,3 @@ def training_command(values: Mapping[str, Any]) -> str:
     if "language" in values:
         return "cfl"
     return "mt" if "label_smoothing" in values.get("data", {}) else "lm"
-
-
-def model_folder(folder: str | Path) -> Path:
-    """Return the folder of the best model of a run; any other folder is returned unchanged."""
-    run = TrainingRun(folder)
-    if run.best_model.is_dir():
-        return run.best_model
-    if any((run.folder / name).exists() for name in (ENVIRONMENT, METRICS)):
-        raise RunError(f"{folder}: the run has no best model ({run.without_model})")
-    return run.folder
-
-
-def perplexity(nats: float) -> float:
-    """Return the perplexity of a cross-entropy in nats; infinity on overflow, nan for nan."""
-    return math.exp(nats) if nats < 700 else nats * math.inf
-
-
-def ending(result: Mapping[str, Any]) -> str:
-    """Return how a run ended, in words, from its result; see `TrainingRun.result`."""
-    return "reached max_epochs" if result["stopped"] == "max_epochs" else result["stopped"]
-
-
-def headline(values: dict[str, Any]) -> tuple[str, float]:
-    """Return the name and value of the metric by which runs are compared; lower is better."""
-    for key, name in (DIFFERENCE, PERPLEXITY):
-        if key in values:
-            return name, values[key]
-    return "score", values["score"]

@@ -22,9 +22,9 @@ from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.packing import Pieces, cut_into_pieces
 from ..text.subject_verb import minimal_pairs
 from ..text.vocabulary import Vocabulary
-from .experiment import config_of, model_folder, perplexity
+from .metrics import perplexity
 from .processes import find_device
-from .run import TrainingRun
+from .run import TrainingRun, config_of, model_folder
 from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
 EVALUATION_TOKENS = 1024  # tokens per batch in evaluation; larger batches are slower at the sizes of the Penn Treebank
@@ -83,25 +83,6 @@ class LMTraining(SentenceTraining):
     evaluate_every: int | None = 20_000
 
 
-@dataclass(frozen=True)
-class LMConfig(SentenceConfig):
-    """Configuration of `stackattn lm`: the corpus, the model and the training options."""
-
-    MODEL = TransformerLM
-
-    data: LMDataOptions
-    model: LMArchitecture = field(default_factory=LMArchitecture, metadata=kinds(transformer=LMArchitecture))
-    training: LMTraining = field(default_factory=LMTraining)
-
-    def make_task(self) -> LMTask:
-        return LMTask(self.data)
-
-    def redraw(self, seed: int) -> LMConfig:
-        """Return the configuration with a batch size drawn from `batch_tokens_range`; the corpus stays the same."""
-        tokens = random.Random(seed).randint(*self.data.batch_tokens_range)
-        return replace(self, data=replace(self.data, batch_tokens=tokens))
-
-
 class LMTask(SentenceTask):
     """The training task of an `LMConfig`; see `training.loop.Task`."""
 
@@ -147,6 +128,22 @@ class LMTask(SentenceTask):
             "perplexity": found["perplexity"],
             "examples_per_epoch": len(self.training if self._pieces is None else self._pieces),
         }
+
+
+@dataclass(frozen=True)
+class LMConfig(SentenceConfig):
+    """Configuration of `stackattn lm`: the corpus, the model and the training options."""
+
+    TASK = LMTask
+
+    data: LMDataOptions
+    model: LMArchitecture = field(default_factory=LMArchitecture, metadata=kinds(transformer=LMArchitecture))
+    training: LMTraining = field(default_factory=LMTraining)
+
+    def redraw(self, seed: int) -> LMConfig:
+        """Return the configuration with a batch size drawn from `batch_tokens_range`; the corpus stays the same."""
+        tokens = random.Random(seed).randint(*self.data.batch_tokens_range)
+        return replace(self, data=replace(self.data, batch_tokens=tokens))
 
 
 def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from .environment import peak_memory
 from .options import TrainingConfig
 from .processes import Processes, autocast
 from .run import RunError, TrainingRun
-from .run_files import STATE
+from .run_files import STATE, Progress
 from .schedule import EarlyStopping, plateau_scheduler
 
 NO_IMPROVEMENT = "no improvement"  # reason of early stopping
@@ -59,29 +59,6 @@ class TrainingCallback(Protocol):
     def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None: ...
 
     def on_evaluation(self, values: dict[str, Any], best: bool) -> None: ...
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The counters of the training loop."""
-
-    epoch: int = 0
-    batch: int = 0
-    """Batches completed in this epoch."""
-    examples: int = 0
-    since_evaluation: int = 0
-    """Examples since the last evaluation."""
-    loss_sum: float = 0.0
-    losses: int = 0
-    """Number of batches in `loss_sum`: those since the last evaluation."""
-    evaluations: int = 0
-    best: dict[str, Any] | None = None
-    seconds: float = 0.0
-    train_seconds: float = 0.0
-    """Time without evaluations and checkpoints."""
-    cpu_seconds: float = 0.0
-    """CPU time of the process: unlike `seconds`, it does not depend on other work on the machine."""
-    stopped: str | None = None
 
 
 def train(

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..config import require
-from ..models import Seq2SeqArchitecture, Seq2SeqTransformer
+from ..models import Seq2SeqArchitecture
 from ..ops.cross_entropy import cross_entropy
 from ..text.batching import pad, token_batches
 from ..text.bitext_corpus import BitextCorpus
 from ..text.pieces import PieceTokenizer
-from .experiment import config_of, perplexity
+from .metrics import perplexity
+from .run import config_of
 from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
 
@@ -47,24 +48,6 @@ class MTTraining(SentenceTraining):
     learning_rates: tuple[float, float] = (1e-5, 1e-3)
     max_epochs: int = 100
     evaluate_every: int | None = 50_000
-
-
-@dataclass(frozen=True)
-class MTConfig(SentenceConfig):
-    """Configuration of `stackattn mt`: the corpus, the model and the training options."""
-
-    MODEL = Seq2SeqTransformer
-
-    data: MTDataOptions
-    model: Seq2SeqArchitecture = field(default_factory=Seq2SeqArchitecture)
-    training: MTTraining = field(default_factory=MTTraining)
-
-    def make_task(self) -> MTTask:
-        return MTTask(self.data)
-
-    def redraw(self, seed: int) -> MTConfig:
-        """Return the configuration unchanged: nothing is drawn besides the batch order, which has its own seed."""
-        return self
 
 
 class Pairs:
@@ -121,6 +104,17 @@ class MTTask(SentenceTask):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         found = self.validation.cross_entropy(model, self.options.batch_tokens)
         return {"score": found, "cross_entropy": found, "perplexity": perplexity(found)}
+
+
+@dataclass(frozen=True)
+class MTConfig(SentenceConfig):
+    """Configuration of `stackattn mt`: the corpus, the model and the training options."""
+
+    TASK = MTTask
+
+    data: MTDataOptions
+    model: Seq2SeqArchitecture = field(default_factory=Seq2SeqArchitecture)
+    training: MTTraining = field(default_factory=MTTraining)
 
 
 def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..compatibility import upgrade_run_config
-from ..config import from_values, to_values
+from ..config import ConfigError, from_values, to_values
 from ..files import FolderBusy, FolderLock, append_line, checksum, remove_partial, with_crc, write_json, write_text
 from ..models.saving import TENSORS
 from .environment import describe_environment
@@ -54,6 +54,7 @@ from .run_files import (
 
 __all__ = ["RunBusy", "RunError", "TrainingRun"]
 
+T = TypeVar("T")
 CHANGEABLE = tuple(f"training.{name}" for name in ("max_epochs", "stop_patience", "lr_patience", "evaluate_every"))
 """Keys of the configuration that may change when a run is resumed."""
 
@@ -276,6 +277,42 @@ class TrainingRun:
             raise RunBusy(
                 f"{self.folder}: another process is training this run; wait for it to end, or choose another folder"
             ) from None
+
+
+def config_of(cls: type[T], folder: str | Path, overrides: Sequence[str] = ()) -> T:
+    """Read the configuration of a run.
+
+    Args:
+        cls: class of the configuration.
+        folder: folder of the run.
+        overrides: changes such as `"training.max_epochs=5"`.
+
+    Raises:
+        RunError: the file cannot be read.
+        ConfigError: it is not a configuration of class `cls`, or a change is invalid.
+    """
+    run = TrainingRun(folder)
+    values, source = run.config(), str(run.folder / CONFIG)
+    try:
+        config = from_values(cls, values, source=source)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (does the run belong to another command?)") from None
+    return from_values(cls, values, list(overrides), source) if overrides else config
+
+
+def model_folder(folder: str | Path) -> Path:
+    """Return the folder of the best model of a run; any other folder is returned unchanged."""
+    run = TrainingRun(folder)
+    if run.best_model.is_dir():
+        return run.best_model
+    if any((run.folder / name).exists() for name in (ENVIRONMENT, METRICS)):
+        raise RunError(f"{folder}: the run has no best model ({run.without_model})")
+    return run.folder
+
+
+def ending(result: Mapping[str, Any]) -> str:
+    """Return how a run ended, in words, from its result; see `TrainingRun.result`."""
+    return "reached max_epochs" if result["stopped"] == "max_epochs" else result["stopped"]
 
 
 def _differences(stored: Any, given: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

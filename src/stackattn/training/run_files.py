@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..files import check_crc
 from ..lines import decode_text, read_json_object
@@ -24,6 +25,33 @@ class RunError(RuntimeError):
 
 class RunBusy(RunError):
     """Another process is working on the run."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The counters of the training loop, which state.json stores under `progress`."""
+
+    epoch: int = 0
+    """Completed epochs."""
+    batch: int = 0
+    """Completed batches of this epoch."""
+    examples: int = 0
+    """Examples in all completed batches."""
+    since_evaluation: int = 0
+    """Examples since the last evaluation."""
+    loss_sum: float = 0.0
+    losses: int = 0
+    """Number of batches in `loss_sum`: those since the last evaluation."""
+    evaluations: int = 0
+    best: dict[str, Any] | None = None
+    """The evaluation with the best score."""
+    seconds: float = 0.0
+    train_seconds: float = 0.0
+    """Time without evaluations and checkpoints."""
+    cpu_seconds: float = 0.0
+    """CPU time of the process: unlike `seconds`, it does not depend on other work on the machine."""
+    stopped: str | None = None
+    """Why training has ended; None if it has not."""
 
 
 Check = tuple[str, Callable[[Any], bool]]
@@ -62,12 +90,8 @@ STATE_KEYS: Mapping[str, Check] = {
     "tensors": TENSOR_FILE,
 }
 COUNTER: Mapping[str, Check] = {"best": NUMBER, "bad": COUNT}
-PROGRESS: Mapping[str, Check] = {
-    **dict.fromkeys(("epoch", "batch", "examples", "since_evaluation", "losses", "evaluations"), COUNT),
-    **dict.fromkeys(("loss_sum", "seconds", "train_seconds", "cpu_seconds"), NUMBER),
-    "best": _or_null(OBJECT),
-    "stopped": _or_null(TEXT),
-}
+BY_TYPE = {int: COUNT, float: NUMBER, dict[str, Any] | None: _or_null(OBJECT), str | None: _or_null(TEXT)}
+PROGRESS: Mapping[str, Check] = {name: BY_TYPE[hint] for name, hint in get_type_hints(Progress).items()}
 RESULT_KEYS: Mapping[str, Check] = {
     "stopped": TEXT,
     "evaluations": COUNT,
@@ -168,7 +192,7 @@ def read_test(path: Path, language: bool) -> dict[str, Any]:
     test = read_object(path)
     if not language:
         return _check(test, {"perplexity": NUMBER}, str(path))
-    _check(test, {"lengths": OBJECTS}, str(path))
+    _check(test, {"lengths": OBJECTS, "per_length": COUNT}, str(path))
     for i, row in enumerate(test["lengths"]):
         _check(row, LENGTH_KEYS, str(path), f"lengths.{i}.")
     return test

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
-from ..config import require
+from ..config import in_section, require
+from ..models import build_model
 from ..models.saving import save
 from ..text.corpus import REPORT, Corpus, Tokenizer
-from .experiment import in_section
 from .options import TrainingConfig
 
+C = TypeVar("C", bound="SentenceConfig")
 IGNORED = -100  # the target of padding
 
 
@@ -50,24 +51,26 @@ class SentenceTraining(TrainingConfig):
 class SentenceConfig:
     """Base class of the configurations: how the task and its model are made."""
 
-    MODEL: ClassVar[type[nn.Module]]
+    TASK: ClassVar[type[Any]]
+    """The class of the task, a `SentenceTask` that is made from `data`."""
 
     data: Any
     model: Any
     training: SentenceTraining
 
-    def make_task(self) -> SentenceTask:
-        raise NotImplementedError
-
     def make(self) -> tuple[SentenceTask, nn.Module]:
         """Return the task and an untrained model."""
-        task = in_section("data", self.make_task)
+        task = in_section("data", self.TASK, self.data)
         return task, in_section("model", self.build_model, task.tokenizer)
 
     def build_model(self, tokenizer: Tokenizer) -> nn.Module:
         """Return the untrained model for a tokenizer."""
         torch.manual_seed(self.training.init_seed)
-        return self.MODEL(self.model.for_vocabulary(tokenizer.input_size, tokenizer.output_size))
+        return build_model(self.model.for_vocabulary(tokenizer.input_size, tokenizer.output_size))
+
+    def redraw(self: C, seed: int) -> C:
+        """Return the configuration of a random restart; by default, its data and batches stay the same."""
+        return self
 
 
 class SentenceTask:

@@ -22,8 +22,9 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
-from .experiment import Experiment, headline, run_experiment
+from .experiment import Experiment, run_experiment
 from .loop import TrainingCallback
+from .metrics import headline
 from .processes import find_device
 from .run import RunBusy, RunError, TrainingRun
 
@@ -199,12 +200,13 @@ def run_one(
 ) -> tuple[str, Any]:
     """Start or resume a run with one thread; return ("finished", result), ("failed", reason) or ("busy", reason)."""
     torch.set_num_threads(1)
+    run = TrainingRun(folder)
     try:
-        if TrainingRun(folder).finished:
-            return "finished", TrainingRun(folder).result()
+        if run.finished:
+            return "finished", run.result()
         left = [] if deadline is None else [(deadline - time.time()) / 60]
         if minutes_each is not None:
-            left.append(minutes_each - TrainingRun(folder).seconds() / 60)
+            left.append(minutes_each - run.seconds() / 60)
         if left and min(left) <= 0:
             return "finished", {"stopped": "budget"}
         minutes = min(left) if left else None
@@ -213,8 +215,8 @@ def run_one(
     except RunBusy as error:
         return "busy", str(error)
     except (RunError, ValueError, OSError) as error:
-        if TrainingRun(folder).finished:  # by a process that was considered lost
-            return "finished", TrainingRun(folder).result()
+        if run.finished:  # by a process that was considered lost
+            return "finished", run.result()
         return "failed", str(error)
 
 

@@ -19,9 +19,10 @@ from ..models.saving import load
 from ..text.batching import pad, token_batches
 from ..text.bitext import normalise
 from ..text.pieces import PieceTokenizer
-from .experiment import model_folder, perplexity
+from .metrics import perplexity
 from .mt import Pairs
 from .processes import find_device
+from .run import model_folder
 
 
 @dataclass(frozen=True)
