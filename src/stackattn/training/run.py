@@ -306,7 +306,9 @@ def model_folder(folder: str | Path) -> Path:
     if run.best_model.is_dir():
         return run.best_model
     if any((run.folder / name).exists() for name in (ENVIRONMENT, METRICS)):
-        raise RunError(f"{folder}: the run has no best model ({run.without_model})")
+        raise RunError(
+            f"{folder}: the run has no best model ({run.without_model}); choose another run or train a new one"
+        )
     return run.folder
 
 
