@@ -57,7 +57,7 @@ def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, pa
 
 
 def check_device(name: str, x: Tensor, parameter: Tensor) -> None:
-    """Check that `x` is on the device of a parameter; a parameter on `meta` is loaded later and fits any device."""
+    """Check that `x` is on the device of a parameter; one on `meta` is loaded when it is used, and fits any device."""
     if parameter.device.type != "meta" and x.device != parameter.device:
         raise ValueError(
             f"{name}: expected device {parameter.device} like the parameters, got {x.device}; move one of them with .to"

@@ -64,7 +64,8 @@ def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
         raise TypeError(f"lengths: expected a tensor of shape ({x.shape[0]},) or None, got {type(lengths).__name__}")
     _check_dense("lengths", lengths)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise TypeError(f"lengths: expected an integer dtype, got {lengths.dtype}; convert it with .long()")
+        hint = "; convert it with .long()" if lengths.is_floating_point() else ""
+        raise TypeError(f"lengths: expected an integer dtype, got {lengths.dtype}{hint}")
     if lengths.shape != x.shape[:1]:
         raise ValueError(f"lengths: expected shape ({x.shape[0]},), got {tuple(lengths.shape)}")
     if lengths.device != x.device:
