@@ -20,7 +20,7 @@ from stackattn.training.environment import describe_environment
 from .plan import EPOCHS, REPEATS, RESTARTS, RESULTS, ROOT, cells, kind
 
 SMALL = "mt-small"
-"""The model sizes and the batches of 1,024 tokens of configurations table-3/small."""
+"""A task with the model sizes and the batches (1,024 tokens) of the configurations table-3/small."""
 
 _MEASURE = """
 import inspect, json, sys
@@ -31,7 +31,7 @@ from benchmarks import plan
 def smaller(layers):
     return {"5": "3"}.get(layers, f"1{layers[1:-1]}1".replace("-160", "-128"))
 
-def small_config(task, label, **options):  # the names of the layers differ between commits
+def small_config(task, label, **options):  # the names of the fields differ between commits
     config = paper_config("mt-160", label, **options)
     names = [field.name for field in fields(config) if "layers" in field.name and getattr(config, field.name)]
     layers = {name: smaller(getattr(config, name)) for name in names}
@@ -46,7 +46,7 @@ for task, label in json.loads(sys.argv[1]):
     plan.paper_config = small_config if small else paper_config
     if hasattr(plan, "BATCH_TOKENS"):
         plan.BATCH_TOKENS = 1024 if small else 2048
-    else:  # an earlier commit: other batches, Adam and label smoothing than in training need changes of the source
+    else:  # an earlier commit: change its source to use the batches, Adam and label smoothing of training
         changed = source.replace("parameters())", "parameters(), fused=True)")
         exec(changed.replace("2048", "1024") if small else changed, vars(plan))
         plan.cross_entropy = partial(loss, label_smoothing=0.1) if task.startswith("mt-") else loss
@@ -54,7 +54,7 @@ for task, label in json.loads(sys.argv[1]):
 print("CELLS", json.dumps(found))
 """
 
-Seconds = dict[tuple[str, str], float]  # of task and model: seconds per epoch
+Seconds = dict[tuple[str, str], float]  # (task, model): seconds per epoch
 
 
 def measured(folder: Path, chosen: Sequence[tuple[str, str]], repeats: int = REPEATS) -> Seconds:
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=REPEATS,
         help="repetitions of a cell in each round; fast models need more of them (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=2, help="times that each cell is measured (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds, each over all cells (default: %(default)s)")
     parser.add_argument("--output", default="commits", help="write results/OUTPUT.json and .md (default: %(default)s)")
     args = parser.parse_args(argv)
     chosen = [

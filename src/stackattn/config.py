@@ -199,7 +199,8 @@ def _override(values: Any, override: str, source: str, places: dict[str, str]) -
     *parents, last = key.split(".")
     for i, parent in enumerate([*parents, last]):
         if not isinstance(values, dict):
-            raise ConfigError(f"{place}: {'.'.join(parents[:i]) or source} has no keys")
+            section = ".".join(parents[:i]) or source
+            raise ConfigError(f"{place}: expected a section at {section}, got {_shown(values)}; set a key of a section")
         if i < len(parents):
             values = values.setdefault(parent, {})
     try:

@@ -24,13 +24,13 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
     Example:
         >>> import_extra("json", "text", "this example").dumps([1])
         '[1]'
-        >>> import_extra("no_such_module", "text", "this example")
+        >>> import_extra("no_module", "text", "this example")
         Traceback (most recent call last):
-        ModuleNotFoundError: this example needs no_such_module: pip install 'stackattn[text]'
+        ModuleNotFoundError: this example needs no_module, which is not installed; run pip install 'stackattn[text]'
     """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{purpose} needs {module}: pip install 'stackattn[{extra}]'", name=error.name
+            f"{purpose} needs {module}, which is not installed; run pip install 'stackattn[{extra}]'", name=error.name
         ) from None

@@ -53,7 +53,7 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["analyse", str(make_run(folder="other")), "--samples", "1"]) == 0
     printed = capsys.readouterr()
-    assert "no figures: drawing figures needs matplotlib: pip install 'stackattn[plot]'" in printed.err
+    assert "no figures: drawing figures needs matplotlib, which is not installed; run pip install" in printed.err
     assert "report:" in printed.out
 
 

@@ -253,7 +253,7 @@ def test_figure_2_checks_for_matplotlib_before_training(tmp_path, capsys, monkey
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     command = ["reproduce", "figure-2", "--out", str(tmp_path / "out")]
     assert main(command) == 2
-    assert "drawing figures needs matplotlib: pip install 'stackattn[plot]'" in capsys.readouterr().err
+    assert "needs matplotlib, which is not installed; run pip install 'stackattn[plot]'" in capsys.readouterr().err
     assert main([*command, "--job", "1000"]) == 2  # a single job draws no figure, so matplotlib is not needed
     assert "--job: expected a number from 0 to" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -39,7 +39,7 @@ def figures(out):
 
 
 def nothing_is_started(command, monkeypatch):
-    """The command starts no cluster, because all runs are finished."""
+    """Check that the command starts no cluster, because all runs are finished."""
     with monkeypatch.context() as patched:
         patched.setattr(cluster_module, "_connect", lambda address: pytest.fail("a cluster was started"))
         assert main(command) == 0
@@ -55,7 +55,7 @@ def test_sweep_resumes_after_an_interrupt(tmp_path, capsys, monkeypatch):
 
     def listen() -> None:
         os.setpgid(0, 0)  # like a terminal, which interrupts the whole process group
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job of a shell and its children ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if a shell started the tests in the background
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-m", "stackattn", *command], **pipes, text=True, preexec_fn=listen)

@@ -131,7 +131,7 @@ def test_write(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sample", "dyk"], ", got 'dyk' (did you mean 'dyck'?)"),
+        (["sample", "dyk"], ", got 'dyk'; did you mean 'dyck'?"),
         (["sample", "dyck", "--length", "7"], "--length: dyck has no strings of length 7"),
         (["sample", "dyck", "--lengths", "9", "3"], "--lengths: expected 0 <= SHORTEST <= LONGEST, got 9 3"),
         (["sample", "dyck", "-n", "-1"], "-n: expected at least 0, got -1"),

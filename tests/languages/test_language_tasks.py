@@ -197,11 +197,11 @@ def test_padded_reversal_is_ambiguous():
 def test_errors_of_names_and_parameters():
     assert get_language("dyck", k=3).symbols == dyck(k=3).symbols
     with pytest.raises(
-        ValueError, match=r"name: expected one of marked-reversal, .*, got 'dyk' \(did you mean 'dyck'\?\)"
+        ValueError, match=r"name: expected one of marked-reversal, .*, got 'dyk'; did you mean 'dyck'\?"
     ):
         get_language("dyk")
     with pytest.raises(
-        ValueError, match=r"parameters of dyck: expected one of k, .*, got 'mean_deep' \(did you mean 'mean_depth'\?\)"
+        ValueError, match=r"parameters of dyck: expected one of k, .*, got 'mean_deep'; did you mean 'mean_depth'\?"
     ):
         get_language("dyck", mean_deep=3)
     with pytest.raises(ValueError, match="variant: expected one of plain, published, got 'paper'"):

@@ -1,4 +1,4 @@
-"""Dropout of the kernel: the statistics of its generator, and the same function as PyTorch's with those masks."""
+"""Dropout in the kernel: agreement with PyTorch operations on the same masks, and statistics of the generator."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def arguments(*shape):
 @kinds
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (610, 32), (4096,), (4097,), (0, 3), (3, 50_001)])
 def test_the_kernel_is_the_formula(kind, shape):
-    """At sizes that fill vectors and rows of the mask and that do not, and with gradients."""
+    """At sizes that fill whole vector registers and rows of the mask or not, and with gradients."""
     x, residual = arguments(*shape)
     y = run(kind, x, residual)
     torch.manual_seed(1)
@@ -97,7 +97,7 @@ def test_checkpointing_draws_the_same_mask(kind):
 
 
 def run_again(kind, x, residual):
-    """Without a seed of its own."""
+    """Tanh of dropout, without setting a seed."""
     return dropout(x, 0.3, **({"residual": residual} if kind == "residual" else KINDS[kind])).tanh()
 
 
@@ -170,8 +170,8 @@ def test_rate(p):
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_independence(p):
-    """Both of two numbers are dropped with probability p squared: over lags in a row and between rows, and over calls
-    with neighbouring or random seeds."""
+    """Two numbers are both dropped with probability p squared: at lags within a row and between rows, and in calls with
+    neighbouring or random seeds."""
     dropped = ~keep_mask(99, 2000, 500, p)
     for lag in (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128, 256):
         assert_probability(dropped[:, lag:] & dropped[:, :-lag], p * p)

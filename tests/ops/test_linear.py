@@ -1,4 +1,4 @@
-"""Linear maps by oneDNN against PyTorch's function, and when they are used."""
+"""Linear maps by oneDNN agree with PyTorch's function, and are used only for large float32 products."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ CALLED = (300, 64, 300)  # large enough for oneDNN
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Products by oneDNN, on any processor whose PyTorch has it."""
+    """The arguments of all products by oneDNN, which is used on any processor if PyTorch was built with it."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("PyTorch was built without oneDNN")
     found = []
@@ -46,7 +46,7 @@ def assert_same(found, expected, tolerance=2e-5):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("biased", [True, False])
 def test_onednn_is_pytorchs_function(calls, monkeypatch, size, biased):
-    """At sizes that fill vectors and that do not, and with sums that are split; expected in float64."""
+    """At sizes that fill whole vector registers or not, and with sums that are split; compared with float64."""
     monkeypatch.setattr(module, "SMALLEST", 0)
     tensors = inputs(*size)[: 3 if biased else 2]
     assert_same(with_gradients(linear, *tensors), with_gradients(functional.linear, *(x.double() for x in tensors)))
@@ -62,7 +62,7 @@ def test_the_gradients_of_single_inputs(calls):
         tensors[position] = tensors[position].clone().requires_grad_()
         found = torch.autograd.grad((linear(*tensors) * weights).sum(), tensors[position])
         assert_same(found, expected[position : position + 1])
-    assert len(calls) == 3 + 2  # the gradient of the bias is no product
+    assert len(calls) == 3 + 2  # the gradient of the bias is not a product
 
 
 def test_any_shape_and_layout(calls):
@@ -177,7 +177,7 @@ def test_without_a_description_the_name_of_the_processor_decides(calls, monkeypa
 
 
 def test_batches_of_any_size_have_few_shapes(calls):
-    """oneDNN keeps memory for each shape."""
+    """oneDNN keeps compiled code for each shape."""
     weight = torch.randn(300, 64, requires_grad=True)
     for rows in range(250, 1000):
         linear(torch.zeros(rows, 64, requires_grad=True), weight).sum().backward()

@@ -194,7 +194,7 @@ def test_other_dtypes(dtype, backend):
         (
             ValueError,
             lambda p, r, o, v: (p[..., :1, :, :1], r[..., :1, :, :1], o[..., :1, :], v),
-            r"log_push: expected 2 states and 2 symbols like the state, got \(2, 1\)",
+            "log_push: expected Q = 2 and S = 2, with which the state was created, got Q = 2 and S = 1",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_overrides(tmp_path):
         ("training.epochs=3", "override 'training.epochs=3': unknown key 'training.epochs'; did you mean"),
         ("model.hidden_size=many", "override 'model.hidden_size=many': model.hidden_size: expected int, got 'many'"),
         ("training.clip=-1", "override 'training.clip=-1': training.clip: expected a positive number"),
-        ("language.name.x=3", "override 'language.name.x=3': language.name has no keys"),
+        ("language.name.x=3", "override 'language.name.x=3': expected a section at language.name, got "),
         ("language.lengths=[1", "override 'language.lengths=[1': not YAML"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_missing_package_leaves_no_run_behind(name, tmp_path, monkeypatch, cap
     command = ["cfl", "train", "--out", str(tmp_path / "run"), "--set", "language.name=dyck", "--log", name]
     assert main(command) == 2
     assert capsys.readouterr().err == (
-        f"stackattn cfl train: --log {name} needs {name}: pip install 'stackattn[{name}]'\n"
+        f"stackattn cfl train: --log {name} needs {name}, which is not installed; run pip install 'stackattn[{name}]'\n"
     )
     assert not (tmp_path / "run").exists()
 

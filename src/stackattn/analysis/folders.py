@@ -1,4 +1,4 @@
-"""Finds run folders, and reads their configurations, results and models."""
+"""Find run folders, and read their configurations, results and models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_FINISHED = "not finished"
 
 @dataclass(frozen=True)
 class LoadedRun(ABC):
-    """What was read from the folder of a run: its configuration, its results and its best model."""
+    """A run read from its folder: its configuration, results and best model."""
 
     folder: Path
     name: str
@@ -112,11 +112,11 @@ class LoadedRun(ABC):
 
     @abstractmethod
     def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
-        """Select the strings or sentences to step through."""
+        """Select the strings or sentences that the report steps through."""
 
     @abstractmethod
     def trace(self, selected: Any, names: Sequence[str], seed: int) -> Sequence[TracedString | TracedSentence]:
-        """Run the model on one of the results of `select`, and trace the stacks with the given names."""
+        """Run the model on one result of `select`, and trace the stacks with the given names."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class TranslationRun(SentenceRun):
         return f"pairs of sentences of the corpus {self.data_name}"
 
     def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedSentence]:
-        """Given sentences are sources: their targets are the model's translations. Samples have their references."""
+        """Given sentences get the model's translations as targets; samples from the corpus get their references."""
         if texts:
             sources, targets = list(texts), self._translator.translate(list(texts))
             chosen = [(i, "given, with the model’s translation") for i in range(len(texts))]
@@ -262,7 +262,7 @@ RUN_CLASSES: dict[str, type[LoadedRun]] = {"cfl": LanguageRun, "lm": SentenceRun
 
 
 def load_run(folder: Path, name: str) -> LoadedRun:
-    """Read everything but the model. Raises RunError, ValueError or OSError if a file is missing or damaged."""
+    """Read everything except the model; raise RunError, ValueError or OSError if a file is missing or damaged."""
     run = TrainingRun(folder)
     values = run.config()
     if "format_version" in values:

@@ -1,6 +1,6 @@
 """Languages that are not context-free, with closed-form probabilities: controls for experiments with stacks.
 
-A fixed pattern maps each word u over k symbols to a different string. The length of the string determines |u|, so all
+A fixed pattern maps each word u over k letters to a different string. The length of the string determines |u|, so all
 strings of a length are equally likely: ln p(w | length) = -|u| ln k.
 """
 
@@ -24,11 +24,11 @@ class Pattern:
 
 
 class UniformLanguage(Language):
-    """The strings to which a pattern maps all words over k symbols.
+    """The strings to which a pattern maps all words over k letters.
 
     Args:
         symbols: the symbols of the strings.
-        k: number of different symbols in words; 0 if there is only one string for each length of words.
+        k: number of different letters; 0 if there is only one word of each length.
         per_letter, extra: a word of m letters is mapped to a string of per_letter * m + extra symbols.
         pattern: returns the `Pattern` for words of m letters.
         name: name of the language.

@@ -154,13 +154,13 @@ def get_language(name: str, **parameters: Any) -> Language:
     """
     if name not in TASKS:
         close = difflib.get_close_matches(str(name), TASKS, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise FieldError("name", f"expected one of {', '.join(TASKS)}, got {name!r}{hint}")
     known = inspect.signature(TASKS[name]).parameters
     for parameter in parameters:
         if parameter not in known:
             close = difflib.get_close_matches(parameter, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else ""
             expected = f"expected one of {', '.join(known)}" if known else "expected none"
             raise ValueError(f"parameters of {name}: {expected}, got {parameter!r}{hint}")
     made = TASKS[name](**parameters)

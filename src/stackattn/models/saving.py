@@ -102,7 +102,8 @@ def load(folder: str | Path) -> nn.Module:
         raise ValueError(f"{folder}: expected a folder with {CONFIG} and {TENSORS}, got a file")
     for path in (folder, folder / CONFIG, folder / TENSORS):
         if not path.exists():
-            raise FileNotFoundError(f"{path}: not found; a saved model is a folder with {CONFIG} and {TENSORS}")
+            expected = f"a saved model is a folder with {CONFIG} and {TENSORS}, such as best/ in the folder of a run"
+            raise FileNotFoundError(f"{path}: not found; {expected}")
     saved, config = _read_config(folder / CONFIG)
     with torch.device("meta"):  # shapes only: a wrong file is refused before memory is allocated
         expected = _build(saved.kind, config, folder / CONFIG).state_dict()

@@ -102,7 +102,9 @@ class StackSelfAttention(nn.Module):
                 GPU, such a mask makes the output nan.
         """
         if key is not query or value is not query:
-            raise ValueError("key, value: expected the same tensor as query: stack attention is self-attention")
+            raise ValueError(
+                "key, value: expected the same tensor as query, got another; stack attention is self-attention"
+            )
         if need_weights:
             raise ValueError(
                 "need_weights: expected False, got True; call `stack(x, return_weights=True)` for the weights"

@@ -57,7 +57,7 @@ def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, pa
 
 
 def check_device(name: str, x: Tensor, parameter: Tensor) -> None:
-    """Check that `x` is on the device of a parameter, unless that one is loaded from elsewhere when it is used."""
+    """Check that `x` is on the device of a parameter; one on `meta` is loaded when it is used, and fits any device."""
     if parameter.device.type != "meta" and x.device != parameter.device:
         raise ValueError(
             f"{name}: expected device {parameter.device} like the parameters, got {x.device}; move one of them with .to"
@@ -68,7 +68,8 @@ def check_tokens(name: str, tokens: Tensor, lengths: Tensor | None, parameter: T
     """Check dtype, shape and device. The lookup validates the values: checking them here would synchronise the GPU."""
     if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
         found = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"{name}: expected a tensor of int64 or int32, got {found}")
+        hint = "; convert it with .long()" if isinstance(tokens, Tensor) else ""
+        raise TypeError(f"{name}: expected a tensor of int64 or int32, got {found}{hint}")
     if tokens.dim() != 2:
         raise ValueError(f"{name}: expected shape (B, T), got {tuple(tokens.shape)}")
     check_device(name, tokens, parameter)

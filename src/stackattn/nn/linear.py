@@ -1,4 +1,4 @@
-"""Linear layer that is fast on more processors. The function is in `ops/linear.py`."""
+"""Linear layer that uses oneDNN where that is faster. The function is in `ops/linear.py`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import warnings
 
 
 def warn_caller(message: str) -> None:
-    """A RuntimeWarning about the line that called stackattn, whatever the number of calls inside the package."""
+    """Issue a RuntimeWarning that points to the line that called stackattn, at any call depth inside the package."""
     level, frame = 1, sys._getframe()
     while frame is not None and (frame.f_globals.get("__name__") or "").startswith("stackattn."):
         level, frame = level + 1, frame.f_back

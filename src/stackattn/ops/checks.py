@@ -47,7 +47,8 @@ def check_tensor(name: str, x: Tensor) -> None:
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     _check_dense(name, x)
     if x.dtype not in FLOATS:
-        raise TypeError(f"{name}: expected one of float32, float64, bfloat16, float16, got {x.dtype}")
+        hint = "" if x.is_complex() else "; convert it with .float()"
+        raise TypeError(f"{name}: expected one of float32, float64, bfloat16, float16, got {x.dtype}{hint}")
 
 
 def _check_dense(name: str, x: Tensor) -> None:
@@ -63,11 +64,14 @@ def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
         raise TypeError(f"lengths: expected a tensor of shape ({x.shape[0]},) or None, got {type(lengths).__name__}")
     _check_dense("lengths", lengths)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
-        raise TypeError(f"lengths: expected an integer dtype, got {lengths.dtype}")
+        hint = "; convert it with .long()" if lengths.is_floating_point() else ""
+        raise TypeError(f"lengths: expected an integer dtype, got {lengths.dtype}{hint}")
     if lengths.shape != x.shape[:1]:
         raise ValueError(f"lengths: expected shape ({x.shape[0]},), got {tuple(lengths.shape)}")
     if lengths.device != x.device:
-        raise ValueError(f"lengths: expected device {x.device} like the other arguments, got {lengths.device}")
+        raise ValueError(
+            f"lengths: expected device {x.device} like the other arguments, got {lengths.device}; move it with .to"
+        )
 
 
 def check_count(name: str, count: int, *, least: int = 1) -> None:
@@ -90,7 +94,9 @@ def check_values(values: Tensor, actions: Tensor, rows: int) -> None:
     if values.dim() != 3 or values.shape[:2] != (actions.shape[0], rows) or values.shape[2] == 0:
         raise ValueError(f"values: expected shape ({actions.shape[0]}, {rows}, m), got {tuple(values.shape)}")
     if values.device != actions.device:
-        raise ValueError(f"values: expected device {actions.device} like the other arguments, got {values.device}")
+        raise ValueError(
+            f"values: expected device {actions.device} like the other arguments, got {values.device}; move it with .to"
+        )
 
 
 def check_same_batch(name: str, x: Tensor, state: Any) -> None:
@@ -98,23 +104,24 @@ def check_same_batch(name: str, x: Tensor, state: Any) -> None:
     if x.shape[0] != state.batch_size:
         raise ValueError(f"{name}: expected {state.batch_size} sequences like the state, got {x.shape[0]}")
     if x.device != state.device:
-        raise ValueError(f"{name}: expected device {state.device} like the state, got {x.device}")
+        raise ValueError(f"{name}: expected device {state.device} like the state, got {x.device}; move it with .to")
 
 
 def check_same_automaton(name: str, steps: Tensor, num_states: int, num_symbols: int) -> None:
     """Check that joined transitions (B, c, Q, S, Q S + Q S + Q) fit the automaton of a state."""
     if (got := tuple(steps.shape[2:4])) != (num_states, num_symbols):
-        raise ValueError(f"{name}: expected {num_states} states and {num_symbols} symbols like the state, got {got}")
+        expected = f"Q = {num_states} and S = {num_symbols}, with which the state was created"
+        raise ValueError(f"{name}: expected {expected}, got Q = {got[0]} and S = {got[1]}")
 
 
 # The following checks read values, so they are called inside the operators, which torch.compile does not trace.
 
 
 def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
-    """A validated int64 copy of `lengths`; clamped instead where values are not read (immediate.py).
+    """Return an int64 copy of `lengths`, validated, or clamped where values are not read (immediate.py).
 
-    The kernel computes addresses from it, and the caller may overwrite the original at any time, for instance through
-    NumPy.
+    The copy is necessary because the kernel computes addresses from the lengths, and the caller may overwrite the
+    original at any time, for instance through NumPy.
     """
     if lengths is None:
         return None
@@ -140,7 +147,7 @@ def check_index(index: Tensor, state: Any) -> Tensor:
 
 
 def check_rows(rows: Tensor, state: Any) -> Tensor:
-    """Which sequences of the batch of a state are chosen, validated."""
+    """A validated mask of the sequences of a state's batch."""
     if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (state.batch_size,):
         raise ValueError(f"rows: expected a vector of {state.batch_size} bools, one for each sequence, got {rows!r}")
     if rows.device != state.device:

@@ -45,7 +45,9 @@ def dropout(x: Tensor, p: float, *, residual: Tensor | None = None, relu: bool =
     if not 0 <= p < 1:
         raise ValueError(f"p: expected a number from 0 to less than 1, got {p!r}")
     if relu and residual is not None:
-        raise ValueError("residual: expected None together with relu=True")
+        raise ValueError(
+            "residual: expected None together with relu=True, got a tensor; apply the ReLU to x before the call"
+        )
     if p and is_plain(x) and (residual is None or (is_plain(residual) and residual.shape == x.shape)):
         return _Dropout.apply(x, residual, relu, p, int(draw_seed()))  # pyright: ignore[reportReturnType]
     y = functional.dropout(x.relu() if relu else x, p)

@@ -1,8 +1,8 @@
 """Linear maps that are fast on AMD processors with AVX-512.
 
 PyTorch's float32 matrix products call MKL. On these processors, oneDNN, which is also part of PyTorch, is about twice
-as fast, and up to four times for large matrices. PyTorch has no option that selects it for float32, so its operator is
-called directly. With AVX2 only, the gain is small. Other processors use PyTorch's own function.
+as fast, and up to four times as fast for large matrices. PyTorch has no option that selects it for float32, so its
+operator is called directly. With AVX2 only, the gain is small. Other processors use PyTorch's own function.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.nn import functional
 from .eager import differentiable_gradients, is_plain
 
 SMALLEST = 2**22
-"""Multiply-adds of the smallest product that is worth the call."""
+"""Multiply-adds of the smallest product for which oneDNN is used."""
 
 _FEWEST_ROWS = 64
-# With fewer features or in longer sums, the bits of a product depend on the number of threads.
+# With fewer features or longer sums, the last bits of a product depend on the number of threads.
 _FEWEST_FEATURES, _LONGEST_SUM = 16, 8192
 _SCHEMA = (
     "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, str? algorithm) -> Tensor Y"
@@ -29,11 +29,11 @@ _SCHEMA = (
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`, by way of oneDNN if that is faster.
+    """`torch.nn.functional.linear`, computed by oneDNN if that is faster.
 
-    This is the case for large products of float32 tensors on AMD processors with AVX-512. The result does not depend on
-    the number of threads, and differs from PyTorch's function by rounding. Other tensors, processors and products,
-    autocast, torch.compile and torch.func use PyTorch's function.
+    oneDNN is faster for large products of float32 tensors on AMD processors with AVX-512. Its result does not depend on
+    the number of threads, and differs from that of PyTorch's function by rounding. PyTorch's function is used for other
+    tensors, processors and products, and under autocast, torch.compile and torch.func.
 
     Args:
         x: (..., K)
@@ -55,7 +55,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         not torch.compiler.is_compiling()
-        and x.numel() * weight.shape[0] >= SMALLEST  # before the other checks, because steps of small models are short
+        and x.numel() * weight.shape[0] >= SMALLEST  # checked first: it keeps small models fast
         and is_plain(x, weight)
         and onednn_is_faster()
         and weight.dim() == 2
@@ -70,7 +70,7 @@ def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this is an AMD processor with AVX-512, and PyTorch has the operator that calls oneDNN."""
+    """Whether the processor is an AMD one with AVX-512, and PyTorch has the operator that calls oneDNN."""
     if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
@@ -89,9 +89,9 @@ def _is_amd() -> bool:
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product of a (M, K) and the transpose of b (N, K), plus the bias (N,), by oneDNN."""
+    """The product of a (M, K) and the transpose of b (N, K), plus the bias (N,), computed by oneDNN."""
     first, *others = zip(a.split(_LONGEST_SUM, dim=1), b.split(_LONGEST_SUM, dim=1), strict=True)
-    result = _onednn(*first, None if bias is None else bias.contiguous())  # it ignores the stride of the bias
+    result = _onednn(*first, None if bias is None else bias.contiguous())  # oneDNN ignores the stride of the bias
     for left, right in others:
         result += _onednn(left, right, None)
     return result
@@ -102,9 +102,10 @@ def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _step(rows: int) -> int:
-    """The number of which oneDNN gets multiples as rows, so that batches of any size have few different shapes.
+    """Return a step such that oneDNN is called only with multiples of it as the number of rows.
 
-    oneDNN compiles code for each shape, and keeps the last 1,024 of them at about 0.7 MB each.
+    Batches of any size then have few different shapes. oneDNN compiles code for each shape, and keeps that of the last
+    1,024 shapes, at about 0.7 MB each.
     """
     return max(_FEWEST_ROWS, 1 << (rows.bit_length() - 4))
 
@@ -127,7 +128,7 @@ class _Linear(torch.autograd.Function):
             return *found, *([None] if bias is None else [])
         for_x, for_weight, for_bias = ctx.needs_input_grad
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])  # (M, K), (M, N)
-        # The last rows are left to PyTorch: to pad the gradients of a large vocabulary, they would have to be copied.
+        # The last rows are left to PyTorch: padding would copy the gradients, which may be as wide as a vocabulary.
         most = len(rows) - len(rows) % _step(len(rows))
         grad_x = grad_weight = None
         if for_x:

@@ -1,7 +1,7 @@
 """Stacks that are extended step by step, as immutable states.
 
 Extending a state returns a new one and does not change the old one, so states can be branched and reordered.
-Successive states share an append-only buffer: the newest state is extended in place in the shared buffer, any other
+Successive states share an append-only buffer: the newest state is extended in place in the shared buffer; any other
 state is copied first. The gradient of a state is passed backwards as the gradient of its tensor, so that autograd
 handles branches, losses on a prefix and repeated backward passes.
 """
@@ -31,7 +31,7 @@ Self = TypeVar("Self", bound="_State")
 
 
 class _State(TensorState):
-    """Base class of both stacks' states."""
+    """Base class of the states of both stacks."""
 
     def __init__(
         self, tensor: Tensor, buffer: Buffer, length: int, layout: Layout, backend: str, history: History | None
@@ -44,7 +44,7 @@ class _State(TensorState):
         self.length = length
 
     def reorder(self: Self, index: Tensor) -> Self:
-        """A new batch of the states at the positions `index`, a vector of integers; repetitions are allowed."""
+        """A new batch of the sequences at the positions `index`, a vector of integers; repetitions are allowed."""
         if self._tensor.requires_grad and torch.is_grad_enabled():
             return super().reorder(index)
         index = checks.check_index(index, self)
@@ -63,9 +63,13 @@ class _State(TensorState):
         return self._moved(tensor, buffer, function)
 
     def restart(self: Self, rows: Tensor) -> Self:
-        """The same states, with the initial stack in place of that of each sequence of `rows`, (B,), bool.
+        """Reset the stacks of some sequences to the initial stack, and return the new state.
 
-        Steps before the restart stay in `length`; they are like steps that the sequence has not taken.
+        The steps before the restart still count in `length`, like steps that the sequence has not taken.
+
+        Args:
+            rows: (B,), bool
+                True for each sequence to reset.
         """
         kept = ~checks.check_rows(rows, self)
 
@@ -249,14 +253,14 @@ class NondeterministicState(_State):
         return state.extend_joined(nothing, torch.zeros(1, dtype=torch.long, device=self.device))[1]._tensor
 
     def _extend_exactly(self, rows: Tensor, lengths: Tensor | None) -> tuple[Tensor, NondeterministicState]:
-        """Used when the range of float64 does not suffice: this and all later rows are computed from the first step."""
+        """Used when the float64 range is not sufficient: these and all later rows are computed from the first step."""
         if self._backend == "cpp":  # the kernel would report step numbers counted from the first step
             self._check_numbers(rows, lengths)
         nothing = Buffer(self._tensor.detach(), -1)
         extension = Extension(self._layout, self.length, False, self._backend, lengths, nothing)
         history = History(self._history, with_idle_steps(extension, rows), None)
         steps = history.steps()
-        with immediate_checks():  # to get here, values were read
+        with immediate_checks():  # no extra wait: values have been read to get here
             weights = nondeterministic_weights(*split_transitions(steps), backend=self._backend)[:, self.length :]
         T, history = self.length + rows.shape[1], History(None, steps, None)
         state = NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)

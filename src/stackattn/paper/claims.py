@@ -61,7 +61,7 @@ class Claim:
     worse: tuple[str, ...]
     tasks: tuple[str, ...]
     measure: Measure = validation
-    """Figure of a run by which the models are compared; lower is better."""
+    """Function of a run folder whose value compares the models; lower is better."""
     most: bool = False
     """Whether the claim is only about most of the comparisons."""
 
@@ -105,7 +105,7 @@ CLAIMS = (
 
 
 def compare(better: Sequence[float], worse: Sequence[float]) -> str:
-    """Decide a comparison from the figures of the finished restarts of both models."""
+    """Decide a comparison from the values of the finished restarts of both models."""
     if min(len(better), len(worse)) < FEWEST:
         return OPEN
     signs = {
@@ -126,7 +126,7 @@ def decide(comparisons: Sequence[str], most: bool = False) -> str:
 
 
 def sign_flip_test(differences: Sequence[float]) -> float:
-    """One-sided p-value of a mean below 0: the share of all choices of signs whose mean is at most the observed one."""
+    """One-sided p-value for a mean below 0: the share of all sign choices whose mean is at most the observed one."""
     total = sum(differences)
     signs = list(itertools.product((1, -1), repeat=len(differences)))
     sums = [sum(sign * abs(value) for sign, value in zip(choice, differences, strict=True)) for choice in signs]

@@ -1,4 +1,4 @@
-"""The paper's tables on language modelling, from the runs that exist: perplexities (2) and computational cost (6)."""
+"""The paper's tables on language modelling, from existing runs: perplexity (Table 2) and cost (Table 6)."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def _costs(speed: float | None, minutes: float | None, memory: float | None) -> 
 
 
 def write_test(folder: Path) -> None:
-    """Measure the best model of a run on the test set, and write the results to its folder."""
+    """Evaluate the best model of a run on the test set, and write the results to the folder of the run."""
     TrainingRun(folder).write_test(evaluate_run(folder))

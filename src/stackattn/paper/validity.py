@@ -1,4 +1,4 @@
-"""Length generalisation: validity up to five times the training lengths, of the best run and of all restarts."""
+"""Length generalisation: validity of the best run and of all restarts, up to five times the training lengths."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class Curves:
 
 
 def show(cells: Sequence[Cell], out: Path, name: str = "validity") -> int:
-    """Print the table, write it to `out` as `validity.md`, and draw `validity.png` and `.svg`, or with another name.
+    """Print the table, write it to `out`, and draw it there as a PNG and an SVG file.
+
+    Args:
+        cells: the cells of the table.
+        out: folder of the files.
+        name: name of the files, without suffix.
 
     Returns:
         An exit code: 1 if no model can be measured.
@@ -59,7 +64,7 @@ def show(cells: Sequence[Cell], out: Path, name: str = "validity") -> int:
 
 
 def show_limited(cells: Sequence[Cell], out: Path) -> int:
-    """Like `show`, as `long`."""
+    """Like `show`, for stacks with a window or a limited depth; the files are named `long`."""
     return show(cells, out, "long")
 
 
@@ -73,7 +78,7 @@ def _measured(cell: Cell) -> Curves | None:
 
 def _measure(folder: Path) -> dict[str, Any]:
     lengths = _lengths()
-    # beyond the last length, because a language may have no strings of it, only longer ones
+    # Past the last length, because a language may have no strings of exactly that length, only longer ones.
     return evaluate_run(folder, (lengths[0], lengths[-1] + STEP - 1), STRINGS, step=STEP)
 
 
@@ -84,11 +89,11 @@ def _lengths() -> list[int]:
 def draw(found: Sequence[Curves], path: Path) -> list[Path]:
     """Draw validity (left) and the share of flawless strings (right) by length, one row of axes per task.
 
-    The best run of each cell is a strong line, the other restarts are faint ones.
+    The best run of each cell is a thick line; the other restarts are thin, faint lines.
 
     Args:
         found: cells and their results by length.
-        path: where to write, without suffix.
+        path: path of the files, without suffix.
     """
     tasks = list(dict.fromkeys(curves.cell.task for curves in found))
     figure = new_figure(7.5, 2.1 * len(tasks) + 0.7)

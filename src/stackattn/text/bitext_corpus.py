@@ -45,7 +45,8 @@ class BitextCorpus(Corpus):
         check_split(split)
         names = [f"{split}.{side}" for side in SIDES]
         if split == "test" and not (self.folder / names[0]).exists():
-            raise ValueError(f"{self.folder / names[0]}: no such file; the corpus was prepared without a test set")
+            reason = "the corpus was prepared without a test set"
+            raise ValueError(f"{self.folder / names[0]}: no such file: {reason}; prepare it again with --test")
         source, target = map(self.read_sentences, names)
         if len(source) != len(target):
             raise ValueError(

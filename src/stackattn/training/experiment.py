@@ -1,4 +1,4 @@
-"""Experiments: building the task and the model of a configuration and training them in a run folder."""
+"""Experiments: build the task and the model of a configuration, and train the model in a run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .processes import Processes
 from .run import TrainingRun, model_folder
 
 CONFIG_CLASSES: dict[str, type[Any]] = {"cfl": CFLConfig, "lm": LMConfig, "mt": MTConfig}
-"""Configuration classes by the command that trains such a configuration."""
+"""Configuration classes by training command."""
 
 
 class Experiment(Protocol):
@@ -52,11 +52,13 @@ def run_experiment(
     """Train an experiment in a run folder and return the result, see `train`.
 
     Args:
+        config: the experiment.
+        folder: the run folder; created if it does not exist.
         resume: continue the run if the folder contains one. The configuration may differ from that of the run in the
             keys `run.CHANGEABLE`; a finished run can be extended in this way.
         callback: called after each batch and evaluation.
-        minutes: stop after this time; the run can be resumed. There is always a best model: if the model has not been
-            evaluated by then, it is evaluated first.
+        minutes: stop after this time; the run can be resumed. A model that has not been evaluated by then is evaluated
+            first, so that there is a best model.
         log: loggers that also receive the evaluations: `csv`, `tensorboard`, `wandb`.
         init_from: start from the weights of another run's best model, or of a saved model, with the same architecture
             and vocabulary.

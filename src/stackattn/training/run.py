@@ -9,7 +9,7 @@
     result.json        written at the end: a run that has it is finished
     test.json          results of the best model on test data, if it was tested
     metrics.csv, tensorboard/, wandb/   written by loggers, if requested
-    lock               held by the process that trains
+    lock               locked by the process that trains the run
 
 Each file except metrics.jsonl, which is appended to, appears complete or not at all. `last/state.json` stores the
 number of lines of metrics.jsonl that belong to the checkpoint; later lines are removed when the run is resumed.
@@ -131,7 +131,7 @@ class TrainingRun:
             write_json(self.folder / ENVIRONMENT, describe_environment())
             if not self.begun:
                 write_json(self.folder / ORIGIN, origin) if origin else (self.folder / ORIGIN).unlink(missing_ok=True)
-            (self.folder / RESULT).unlink(missing_ok=True)  # before config.json: check allows this only with changes
+            (self.folder / RESULT).unlink(missing_ok=True)  # before config.json, or `check` would find no changes
             if not self.begun or self.differs(config):
                 # last: if a step above fails, there is no run yet, and the folder can be used again
                 write_json(self.folder / CONFIG, to_values(config))
@@ -165,7 +165,7 @@ class TrainingRun:
         return next(iter(self._changes(config).values()), None)
 
     def _changes(self, config: Any) -> dict[str, str]:
-        """The keys in which a configuration differs from that of the run, each with a text that has both values."""
+        """The keys in which a configuration differs from that of the run, each with a text that shows both values."""
         stored = from_values(type(config), self.config(), source=str(self.folder / CONFIG))  # adds missing keys
         return dict(_differences(to_values(stored), to_values(config)))
 
@@ -174,7 +174,7 @@ class TrainingRun:
         return upgrade_run_config(read_object(self.folder / CONFIG))
 
     def origin(self) -> dict[str, str] | None:
-        """The saved model from which the run started, its `folder` and checksum; None for random weights."""
+        """The `folder` and checksum of the saved model from which the run started; None for random weights."""
         return read_origin(self.folder / ORIGIN)
 
     def result(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class TrainingRun:
         return read_object(self.folder / ENVIRONMENT)
 
     def model_checksum(self) -> str | None:
-        """Checksum of the best model, or None without one; test.json stores it to identify the model it belongs to."""
+        """Checksum of the best model, or None without one; test.json stores that of the model that was tested."""
         path = self.best_model / TENSORS
         return checksum(path) if path.exists() else None
 
@@ -214,7 +214,7 @@ class TrainingRun:
         return found if model is None or found.get("model") == model else None
 
     def write_test(self, results: dict[str, Any]) -> Path:
-        """Store results of the best model on test data, which `test` returns; return the file."""
+        """Write results of the best model on test data to test.json, and return the path; `test` reads them."""
         write_json(self.folder / TEST, results)
         return self.folder / TEST
 
@@ -236,7 +236,7 @@ class TrainingRun:
         return min(finite, key=lambda values: values["score"], default=None)
 
     def state(self) -> dict[str, Any] | None:
-        """The counters of the last checkpoint, or None if there is none."""
+        """The content of last/state.json, or None if there is no checkpoint."""
         return read_state(self.folder)
 
     def seconds(self) -> float:
@@ -306,7 +306,9 @@ def model_folder(folder: str | Path) -> Path:
     if run.best_model.is_dir():
         return run.best_model
     if any((run.folder / name).exists() for name in (ENVIRONMENT, METRICS)):
-        raise RunError(f"{folder}: the run has no best model ({run.without_model})")
+        raise RunError(
+            f"{folder}: the run has no best model ({run.without_model}); choose another run or train a new one"
+        )
     return run.folder
 
 
@@ -316,7 +318,7 @@ def ending(result: Mapping[str, Any]) -> str:
 
 
 def _differences(stored: Any, given: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The keys in which two configurations differ, each with a text that has both values."""
+    """The keys in which two configurations differ, each with a text that shows both values."""
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in [*stored, *(key for key in given if key not in stored)]:
             yield from _differences(stored.get(key), given.get(key), f"{prefix}.{key}" if prefix else key)

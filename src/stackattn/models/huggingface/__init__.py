@@ -13,7 +13,9 @@ Modules:
 try:
     import transformers  # noqa: F401
 except ImportError as error:
-    raise ImportError("stackattn.models.huggingface needs transformers: pip install 'stackattn[hf]'") from error
+    raise ImportError(
+        "stackattn.models.huggingface needs transformers, which cannot be imported; run pip install 'stackattn[hf]'"
+    ) from error
 
 from .attention import CachedStackAttention, InsertedStack
 from .cache import StackCacheLayer
