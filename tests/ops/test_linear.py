@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import grad, vmap
 from torch.nn import functional
 
 from stackattn.nn.linear import Linear
 from stackattn.ops import linear as module
+from stackattn.ops.dispatch import kernel
 from stackattn.ops.linear import linear, onednn_is_faster
 
 SIZES = [(64, 16, 16), (70, 17, 31), (127, 18, 33), (320, 64, 2000), (80, 9000, 17), (20_000, 17, 40)]
@@ -16,8 +18,8 @@ CALLED = (300, 64, 300)  # large enough for oneDNN
 @pytest.fixture
 def calls(monkeypatch):
     """The arguments of all products by oneDNN, which is used on any processor if PyTorch was built with it."""
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("PyTorch was built without oneDNN")
+    if kernel is None or not torch.backends.mkldnn.is_available():
+        pytest.skip("oneDNN or the kernel is not available")
     found = []
     original = module.product
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
@@ -50,7 +52,8 @@ def test_onednn_is_pytorchs_function(calls, monkeypatch, size, biased):
     monkeypatch.setattr(module, "SMALLEST", 0)
     tensors = inputs(*size)[: 3 if biased else 2]
     assert_same(with_gradients(linear, *tensors), with_gradients(functional.linear, *(x.double() for x in tensors)))
-    assert len(calls) == 3  # forward, gradient of x, gradient of the weight
+    rest = bool(size[0] % module._step(size[0]))  # rows that are multiplied separately in the backward pass
+    assert len(calls) == 3 + 2 * rest  # forward, gradient of x, gradient of the weight
 
 
 def test_the_gradients_of_single_inputs(calls):
@@ -62,25 +65,54 @@ def test_the_gradients_of_single_inputs(calls):
         tensors[position] = tensors[position].clone().requires_grad_()
         found = torch.autograd.grad((linear(*tensors) * weights).sum(), tensors[position])
         assert_same(found, expected[position : position + 1])
-    assert len(calls) == 3 + 2  # the gradient of the bias is not a product
+    assert len(calls) == 3 + 2 * 2  # the gradient of the bias is not a product
 
 
-def test_any_shape_and_layout(calls):
+def layouts(rows, columns):
+    wide = torch.randn(2 * rows, 2 * columns, generator=torch.Generator().manual_seed(rows + columns))
+    return [
+        wide[:rows, :columns].contiguous(),
+        wide[:rows, :columns].T.contiguous().T,
+        wide[:rows, :columns],
+        wide[::2, :columns],
+        wide[:rows, ::2],
+        wide[:1, :columns].expand(rows, columns),
+        wide[:rows, :1].expand(rows, columns),
+        torch._neg_view(wide[:rows, :columns]),
+        wide.flatten().unfold(0, columns, 1)[:rows],  # rows that overlap
+    ]
+
+
+def test_any_layout(calls):
+    """Of x, the weight, the bias and the gradient."""
+    kinds = layouts(100, 64), layouts(700, 64), layouts(100, 700)
+    bias = torch.linspace(-1, 1, 1400)[::2]
+    count = len(kinds[0])
+    for i in range(count):
+        for shift in range(3):
+            x, weight, grad = (kind[(i + j * shift) % count] for j, kind in enumerate(kinds))
+            results = []
+            for function in (linear, functional.linear):
+                tensors = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+                y = function(*tensors, bias)
+                results.append([y.detach(), *torch.autograd.grad(y, tensors, grad)])
+            assert_same(*results)
+    assert len(calls) == 5 * 3 * count
+
+
+def test_any_shape(calls):
     x, weight, bias = inputs()
-    expected = linear(x, weight, bias)
-    assert torch.equal(linear(x.view(3, 100, 64), weight, bias), expected.view(3, 100, 300))
-    other = x.T.contiguous().T, weight.T.contiguous().T, torch.stack([bias, bias], dim=1)[:, 0]
-    assert not any(y.is_contiguous() for y in other)
-    assert_same(with_gradients(linear, *other), with_gradients(linear, x, weight, bias))
-    assert_same([linear(torch._neg_view(x), weight, bias)], [functional.linear(-x, weight, bias)])
-    expanded = x[:1].expand(300, 64)
-    assert_same([linear(expanded, weight, bias)], [functional.linear(expanded, weight, bias)])
-    assert len(calls) == 2 + 3 + 3 + 2
+    assert torch.equal(linear(x.view(3, 100, 64), weight, bias), linear(x, weight, bias).view(3, 100, 300))
+    assert len(calls) == 2
 
 
 @pytest.mark.skipif(not onednn_is_faster(), reason="not an AMD processor with AVX-512")
-@pytest.mark.parametrize("size", [CALLED, (20_000, 64, 64), (64, 512, 9000), (320, 64, 24_000), (4096, 128, 16)])
+@pytest.mark.parametrize(
+    "size",
+    [CALLED, (20_000, 64, 64), (64, 512, 9000), (320, 64, 24_000), (4096, 128, 16), (4095, 33, 33), (1000, 100, 999)],
+)
 def test_any_number_of_threads(threads, size):
+    """All but the gradient of the bias, which is a sum of PyTorch's."""
     results = []
     for count in (1, 2, 3, 8, 16):
         threads(count)
@@ -99,8 +131,53 @@ def test_second_derivatives_are_pytorchs(calls):
     assert_same(penalty(linear, *inputs()[:2]), penalty(functional.linear, *inputs()[:2]))
 
 
+def test_a_weight_that_is_computed_from_x(calls):
+    """And hooks: no gradient is counted twice."""
+
+    def gradient(function, create_graph):
+        x = inputs()[0].requires_grad_()
+        x.register_hook(lambda grad: 2 * grad)
+        return torch.autograd.grad(function(x, x * 2).square().sum(), x, create_graph=create_graph)
+
+    for create_graph in (False, True):
+        assert_same(gradient(linear, create_graph), gradient(functional.linear, create_graph))
+    assert calls
+
+
+def test_results_and_inputs_may_be_changed_in_place(calls):
+    """Only tensors that the backward pass needs are saved."""
+    x, weight, bias = (x.requires_grad_(i == 1) for i, x in enumerate(inputs()))
+    expected = torch.autograd.grad(functional.linear(x, weight, bias).sum(), weight)
+    y = linear(x, weight, bias)
+    y += 1
+    with torch.no_grad():
+        bias.add_(1)
+        weight.mul_(2)
+    assert_same(torch.autograd.grad(y.sum(), weight), expected)
+    y = linear(x, weight, bias)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    assert calls
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_tangents_of_gradients(calls):
+    x, weight = (x.requires_grad_() for x in inputs()[:2])
+    grad, tangent = torch.randn(300, 300), torch.randn(300, 300)
+    results = []
+    for function in (linear, functional.linear):
+        y = function(x, weight)
+        with forward_ad.dual_level():
+            found = torch.autograd.grad(y, [x, weight], forward_ad.make_dual(grad, tangent))
+            results.append([part.detach() for g in found for part in forward_ad.unpack_dual(g)])
+    assert_same(*results)
+    assert calls
+
+
 def test_functional_transforms(calls):
     x, weight, bias = inputs()
+    vmap(lambda w: linear(x, w))(weight[None])
     found = vmap(grad(lambda w: linear(x, w, bias).square().sum()))(weight[None])
     assert not calls
     weight.requires_grad_()
@@ -124,23 +201,24 @@ def test_gradient_checkpointing(calls):
 
 def test_onednn_is_used_only_where_it_can(calls):
     x, weight, bias = inputs()
-    linear(x, weight, bias)
-    assert len(calls) == 1
-    linear(x[:100], weight, bias)  # too small
-    linear(x[:63], weight.repeat(20, 1))  # too few rows
-    linear(x.repeat(100, 1), weight[:15])  # too few features
-    linear(x.double(), weight.double(), bias.double())
-    linear(x.bfloat16(), weight.bfloat16())
+    used = module._is_faster
+    assert used(x, weight, bias)
+    assert used(x, weight, None)
+    assert not used(x[:100], weight, bias)  # too small
+    assert not used(x[:63], weight.repeat(20, 1), None)  # too few rows
+    assert not used(x.repeat(100, 1), weight[:15], None)  # too few features
+    assert not used(x.double(), weight.double(), None)
+    assert not used(x, weight, bias.double())
+    assert not used(x.bfloat16(), weight.bfloat16(), None)
     with torch.autocast("cpu", torch.bfloat16):
-        assert linear(x, weight, bias).dtype == torch.bfloat16
+        assert not used(x, weight, bias)
+    with forward_ad.dual_level():
+        assert not used(x, weight, None)
     torch._C._set_mkldnn_enabled(False)
     try:
-        linear(x, weight, bias)
+        assert not used(x, weight, bias)
     finally:
         torch._C._set_mkldnn_enabled(True)
-    with torch.autograd.forward_ad.dual_level():
-        linear(x, weight, bias)
-    assert len(calls) == 1
 
 
 def test_other_processors_use_pytorchs_function(calls, monkeypatch):
@@ -182,12 +260,13 @@ def test_batches_of_any_size_have_few_shapes(calls):
     for rows in range(250, 1000):
         linear(torch.zeros(rows, 64, requires_grad=True), weight).sum().backward()
     shapes = {(a.shape, b.shape) for a, b, *_ in calls}
-    assert len(calls) == 3 * 750
-    assert len(shapes) <= 3 * 14
+    assert len(shapes) <= 3 * 14 + 2 * 4  # whole batches, and what remains of them in the backward pass
     assert len({module._step(rows) * -(-rows // module._step(rows)) for rows in range(64, 2**20)}) < 120
 
 
-@pytest.mark.parametrize("shapes", [[(300, 63), (300, 64)], [(300, 64), (300, 64), (299,)], [(300, 64), (300, 64, 1)]])
+@pytest.mark.parametrize(
+    "shapes", [[(300, 63), (300, 64)], [(300, 64), (300, 64), (299,)], [(300, 64), (300, 64, 64)], [(300, 64), ()]]
+)
 def test_errors_are_pytorchs(calls, shapes):
     tensors = [torch.zeros(shape) for shape in shapes]
     with pytest.raises(RuntimeError) as expected:
@@ -195,6 +274,9 @@ def test_errors_are_pytorchs(calls, shapes):
     with pytest.raises(RuntimeError) as found:
         linear(*tensors)
     assert str(found.value) == str(expected.value)
+    for x, weight in (([1.0], tensors[1]), (tensors[0], None)):
+        with pytest.raises(TypeError):
+            linear(x, weight)
     assert not calls
 
 

@@ -130,7 +130,8 @@ class _CausalAttention(torch.autograd.Function):
         packed, outputs, log_sums = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return network.attention_backward(grad, packed, outputs, log_sums, *ctx.rest), None, None, None, None
-        return *differentiable_gradients(_reference(packed, *ctx.rest), (packed,), grad), None, None, None, None
+        found = differentiable_gradients(lambda x: _reference(x, *ctx.rest), (packed,), grad)
+        return *found, None, None, None, None
 
 
 # For torch.compile. The seed is a tensor, so that each call of the compiled code draws a new one.

@@ -71,5 +71,5 @@ class _CrossEntropy(torch.autograd.Function):
         logits, targets, kept = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return network.cross_entropy_backward(grad, logits, targets, kept, *ctx.options), None, None, None
-        result = _with_pytorch(logits, targets, *ctx.options)
-        return *differentiable_gradients(result, (logits,), grad), None, None, None
+        found = differentiable_gradients(lambda x: _with_pytorch(x, targets, *ctx.options), (logits,), grad)
+        return *found, None, None, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -32,11 +32,15 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def differentiable_gradients(result: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
-    """Gradients of a backward pass that is itself differentiated, from a result computed in plain PyTorch.
+def differentiable_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of a backward pass that is itself differentiated, from the same function in plain PyTorch.
 
     None for inputs that do not require a gradient.
     """
-    wanted = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
-    return [next(found) if x.requires_grad else None for x in inputs]
+    # Aliases: one input may have been computed from another, and hooks of the inputs must not run here.
+    aliases = [x.view_as(x) for x in inputs]
+    wanted = [x for x in aliases if x.requires_grad]
+    found = iter(torch.autograd.grad(function(*aliases), wanted, grad, create_graph=True))
+    return [next(found) if x.requires_grad else None for x in aliases]

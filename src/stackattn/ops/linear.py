@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .eager import differentiable_gradients, is_plain
+from .eager import is_plain
 
 SMALLEST = 2**22
 """Multiply-adds of the smallest product for which oneDNN is used."""
@@ -55,10 +55,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         not torch.compiler.is_compiling()
-        and x.numel() * weight.shape[0] >= SMALLEST  # checked first: it keeps small models fast
+        and isinstance(x, Tensor)
+        and isinstance(weight, Tensor)
+        and not x.is_nested
+        and weight.dim() == 2
+        and x.numel() * weight.shape[0] >= SMALLEST  # before the slower checks: it keeps small models fast
         and is_plain(x, weight)
         and onednn_is_faster()
-        and weight.dim() == 2
         and min(weight.shape) >= _FEWEST_FEATURES
         and x.shape[-1] == weight.shape[1]
         and x.numel() >= _FEWEST_ROWS * weight.shape[1]
@@ -98,41 +101,66 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if not (b.is_contiguous() or b.t().is_contiguous()):
+        b = b.contiguous()  # other strides are up to a thousand times slower, or rejected
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
 def _step(rows: int) -> int:
-    """Return a step such that oneDNN is called only with multiples of it as the number of rows.
+    """Rows are rounded to multiples of this number, so that oneDNN sees few shapes.
 
-    Batches of any size then have few different shapes. oneDNN compiles code for each shape, and keeps that of the last
-    1,024 shapes, at about 0.7 MB each.
+    oneDNN compiles code for each shape, and keeps that of the last 1,024 shapes, about 0.7 MB each.
     """
     return max(_FEWEST_ROWS, 1 << (rows.bit_length() - 4))
+
+
+def _pad(rows: Tensor, step: int) -> Tensor:
+    """Append rows of zeros up to a multiple of `step`."""
+    return functional.pad(rows, (0, 0, 0, -len(rows) % step))
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight, bias)
+        for_x, for_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if for_weight else None, weight if for_x else None)
+        ctx.shape = x.shape
         rows = x.reshape(-1, x.shape[-1])  # (M, K)
-        padding = -len(rows) % _step(len(rows))
-        y = product(functional.pad(rows, (0, 0, 0, padding)), weight, bias)[: len(rows)]
-        return y.view(*x.shape[:-1], -1)
+        y = product(_pad(rows, _step(len(rows))), weight, bias)[: len(rows)]
+        return y.view(*x.shape[:-1], -1).detach()  # autograd would forbid changing a view in place
 
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            inputs = (x, weight) if bias is None else (x, weight, bias)
-            found = differentiable_gradients(functional.linear(*inputs), inputs, grad)
-            return *found, *([None] if bias is None else [])
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])  # (M, K), (M, N)
-        # The last rows are left to PyTorch: padding would copy the gradients, which may be as wide as a vocabulary.
-        most = len(rows) - len(rows) % _step(len(rows))
-        grad_x = grad_weight = None
-        if for_x:
-            grad_x = torch.cat([product(grads[:most], weight.t()), grads[most:] @ weight]).view_as(x)
-        if for_weight:
-            grad_weight = product(grads[:most].t(), rows[:most].t()).addmm_(grads[most:].t(), rows[most:])
-        return grad_x, grad_weight, grads.sum(0) if for_bias else None
+        x, weight = ctx.saved_tensors
+        grads = grad.reshape(-1, grad.shape[-1])  # (M, N)
+        rows = None if x is None else x.reshape(-1, x.shape[-1])  # (M, K)
+        gradients = _gradients
+        if torch.is_grad_enabled() or not is_plain(grad):
+            gradients = _pytorch_gradients
+        grad_rows, grad_weight = gradients(grads, rows, weight)
+        grad_x = None if grad_rows is None else grad_rows.view(ctx.shape)
+        return grad_x, grad_weight, grads.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _gradients(grads: Tensor, rows: Tensor | None, weight: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the rows, if the weight is given, and of the weight, if the rows are given."""
+    step = _step(len(grads))
+    most = len(grads) - len(grads) % step
+    # Only the last rows are padded, because the gradients of a large vocabulary take long to copy.
+    last = _pad(grads[most:], step // 4)
+    grad_rows = grad_weight = None
+    if weight is not None:
+        grad_rows = product(grads[:most], weight.t())
+        if most < len(grads):
+            grad_rows = torch.cat([grad_rows, product(last, weight.t())[: len(grads) - most]])
+    if rows is not None:
+        grad_weight = product(grads[:most].t(), rows[:most].t())
+        if most < len(grads):
+            grad_weight += product(last.t(), _pad(rows[most:], step // 4).t())
+    return grad_rows, grad_weight
+
+
+def _pytorch_gradients(
+    grads: Tensor, rows: Tensor | None, weight: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    return None if weight is None else grads @ weight, None if rows is None else grads.t() @ rows

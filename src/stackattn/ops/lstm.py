@@ -7,6 +7,7 @@ of the weights are matrix products over all steps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -170,11 +171,10 @@ class _LSTM(torch.autograd.Function):
         arguments, (weight, choice, *made) = saved[: ctx.count], saved[ctx.count :]
         none = (None,) * (2 + len(made))
         if torch.is_grad_enabled():
-            if ctx.automaton is None:
-                hidden = superposition_reference(*arguments)
-            else:
-                hidden = nondeterministic_reference(*arguments, num_states=ctx.automaton[0])
-            return None, None, None, *differentiable_gradients(hidden, arguments, grad), *none
+            reference = superposition_reference
+            if ctx.automaton is not None:
+                reference = partial(nondeterministic_reference, num_states=ctx.automaton[0])
+            return None, None, None, *differentiable_gradients(reference, arguments, grad), *none
         layout = ctx.layout
         inputs = made, weight.T.contiguous(), choice.T.contiguous(), layout.hidden_gradient(grad)
         if ctx.automaton is None:

@@ -128,8 +128,10 @@ class _Readings(torch.autograd.Function):
         steps, values, kept = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return *native.readings_backward(grad, steps, values, ctx.lengths, kept), None, None
-        transitions = split_transitions(steps)
-        readings = nondeterministic_readings(*transitions, values, ctx.lengths, backend="reference")
+
+        def readings(steps: Tensor, values: Tensor) -> Tensor:
+            return nondeterministic_readings(*split_transitions(steps), values, ctx.lengths, backend="reference")
+
         return *differentiable_gradients(readings, (steps, values), grad), None, None
 
 

@@ -84,8 +84,11 @@ class _Read(torch.autograd.Function):
         if not torch.is_grad_enabled():
             found = native.vectors_backward(grad, actions, values, stack, ctx.lengths, ctx.depth)
             return *found, None, None, None
-        result = torch_backend.forward(actions, values, stack, ctx.lengths, ctx.depth, ctx.with_stack)
-        return *differentiable_gradients(result, tensors, grad), None, None, None
+
+        def read(actions: Tensor, values: Tensor, stack: Tensor) -> Tensor:
+            return torch_backend.forward(actions, values, stack, ctx.lengths, ctx.depth, ctx.with_stack)
+
+        return *differentiable_gradients(read, tensors, grad), None, None, None
 
 
 _op = Operator(

@@ -1,0 +1,55 @@
+"""Gradients with `create_graph=True` of operators that call the kernel without PyTorch's dispatcher."""
+
+import pytest
+import torch
+
+from stackattn import nondeterministic_readings, superposition_readings
+from stackattn.ops import causal_attention
+from stackattn.ops.cross_entropy import cross_entropy
+from stackattn.ops.dropout import dropout
+
+
+def attention(x):
+    return causal_attention(x, heads=1)
+
+
+def losses(x):
+    return cross_entropy(x, torch.zeros(2, 4, dtype=torch.int64))
+
+
+def superposition(x):
+    return superposition_readings(x.softmax(-1)[..., :3], x.tanh())
+
+
+def superposition_of_actions(x):
+    actions = x.softmax(-1)[..., :3]
+    return superposition_readings(actions, actions * 2)
+
+
+def nondeterministic_of_transitions(x):
+    pop = x[..., :1].reshape(2, 4, 1, 1, 1)
+    return nondeterministic_readings(
+        pop[..., None] * 2, pop[..., None], pop, pop.reshape(2, 4, 1).repeat(1, 2, 1)[:, :5]
+    )
+
+
+def residual_dropout(x):
+    torch.manual_seed(0)
+    return dropout(x * 3, 0.5, residual=x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [attention, losses, superposition, superposition_of_actions, nondeterministic_of_transitions, residual_dropout],
+)
+def test_no_gradient_is_counted_twice(function):
+    """Inputs of an operator may be computed from each other and may have hooks."""
+    gradients = []
+    for create_graph in (False, True):
+        x = torch.linspace(-1, 1, 48).view(2, 4, 6).requires_grad_()
+        y = x * 1.0
+        y.register_hook(lambda grad: 2 * grad)
+        result = function(y)
+        gradients.append(torch.autograd.grad(result.square().sum(), x, create_graph=create_graph)[0].detach())
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].any()
