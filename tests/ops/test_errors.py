@@ -80,7 +80,7 @@ def reorder(index):
         (nondeterministic(backend="cuda"), ValueError, ["backend", "'torch'", "'cuda'"]),
         (superposition(ACTIONS.to("meta"), backend="cpp"), ValueError, ["cpp", "CPU", "meta"]),
         (state(batch_size=3), ValueError, ["log_push", "3 sequences", "2"]),
-        (state(sizes=(3, 2)), ValueError, ["log_push", "Q = 3 and S = 2", "(2, 3)"]),
+        (state(sizes=(3, 2)), ValueError, ["log_push", "Q = 3 and S = 2", "Q = 2 and S = 3"]),
         (state(pop=PUSH), ValueError, ["log_pop", "(2, 4, 2, 3, 2)"]),
         (state(sizes=(0, 2)), ValueError, ["num_states", "positive", "0"]),
         (state(sizes=(2, 1.5)), ValueError, ["num_symbols", "positive", "1.5"]),
