@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from fork_server import processes
-from reversal import experiment, make_corpus, write_files
+from reversal import SIZES, experiment, make_corpus, write_files
 from runs import outcome, train_in_process
 from torch import nn
 
@@ -75,7 +75,7 @@ def test_batches_are_by_the_longer_side(corpus):
     pairs = task.training
     pairs.target[0] = pairs.target[0].repeat(20)[:19]
     epoch = task.epoch(torch.Generator().manual_seed(1))
-    assert sorted(i for batch in epoch for i in batch) == list(range(600))
+    assert sorted(i for batch in epoch for i in batch) == list(range(SIZES["train"]))
     for batch in epoch:
         longest = max(max(len(pairs.source[i]), len(pairs.target[i])) + 1 for i in batch)
         assert len(batch) * longest <= 40
@@ -136,7 +136,7 @@ def test_inputs_are_normalised(corpus):
 
 
 def test_resumes_to_the_same_numbers_after_a_kill(corpus, tmp_path):
-    config = experiment(corpus, {"dropout": 0.1}, max_epochs=4, evaluate_every=250)
+    config = experiment(corpus, {"dropout": 0.1}, max_epochs=2, evaluate_every=250)
     run_experiment(config, tmp_path / "whole")
     folder = tmp_path / "killed"
     process = processes().Process(target=train_in_process, args=(config, folder))
