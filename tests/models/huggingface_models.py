@@ -1,5 +1,6 @@
 """Small Hugging Face models with stacks, for both architectures."""
 
+import os
 import subprocess
 import sys
 
@@ -91,7 +92,7 @@ def generate(model, tokens, **options):
 def run_python(program, *arguments, folder):
     """Run a program in a new process, with its own folder for the modules that transformers copies."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    environment = {"HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    changed = {"HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": ""}
+    done = subprocess.run(command, env={**os.environ, **changed}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout

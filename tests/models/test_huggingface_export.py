@@ -25,7 +25,8 @@ def test_export(tmp_path):
     model = make("llama", "replaced and inserted", use_cache=False).float()
 
     dimensions = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=3, max=40)}
-    program = torch.export.export(Logits(model), (prompts(3, 5),), dynamic_shapes=(dimensions,))
+    with torch.no_grad():
+        program = torch.export.export(Logits(model), (prompts(3, 5),), dynamic_shapes=(dimensions,), strict=False)
     torch.export.save(program, tmp_path / "model.pt2")
     torch.save(prompts(2, 9), tmp_path / "prompts")
     run = """
@@ -43,7 +44,7 @@ def test_export_refuses_padding_on_the_left(tmp_path):
     model = make("llama", "only stacks").float()
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     tokens = prompts(2, 5)
-    program = torch.export.export(Logits(model), (tokens, mask)).module()
+    program = torch.export.export(Logits(model), (tokens, mask), strict=False).module()
     with torch.no_grad():
         expected = model(tokens, attention_mask=mask).logits
         torch.testing.assert_close(program(tokens, mask)[0], expected[0])

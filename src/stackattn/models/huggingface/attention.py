@@ -192,7 +192,7 @@ def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
     visible = visible[:, 0, :, -T:].expand(B, T, T)
     real = visible.diagonal(dim1=1, dim2=2)  # padding is hidden from itself, too
     visible = visible | ~real[:, None] | ~real[..., None]
-    if torch.compiler.is_exporting():
+    if _is_exporting():
         # An exported program has no branches on values. Padding on the right needs none: stacks are causal.
         later = visible.new_ones(T, T).triu(1)
         supported = (visible | later).all() & (real[:, 1:] <= real[:, :-1]).all()
@@ -201,3 +201,10 @@ def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
         )
         return None, x
     return real, check_past_is_visible("attention_mask", visible, x)
+
+
+def _is_exporting() -> bool:
+    """Whether torch.export traces the model. In torch 2.6, which has no function for this: only with strict=False."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
