@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests with the oldest versions of .github/oldest.txt on a machine without a GPU: tests/oldest_torch.sh [TEST...]
 # PyPI has torch 2.6 only with CUDA. Its libraries need gigabytes of CUDA packages to be loaded, but call none of them
-# without a GPU: all but the two smallest are replaced by libraries whose functions abort. Downloads about 780 MB.
+# without a GPU: all but the two smallest are replaced by libraries whose functions abort. Downloads about 830 MB.
+# Without arguments, the tests of the extra `hf` run in a second pytest: transformers requires a newer safetensors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$PWD/build/oldest-torch
@@ -9,6 +10,11 @@ pip="$folder/bin/python -m pip install --quiet --disable-pip-version-check"
 [ -x "$folder/bin/python" ] || python3 -m venv "$folder"
 $pip --constraint .github/oldest.txt numpy rich safetensors PyYAML filelock fsspec jinja2 networkx sympy==1.13.1 \
   typing-extensions pytest pytest-xdist hypothesis matplotlib sacrebleu sentencepiece protobuf
+if [ ! -d "$folder/huggingface/accelerate" ]; then
+  grep -v '^safetensors' .github/oldest.txt > "$folder/huggingface.txt"
+  $pip --constraint "$folder/huggingface.txt" --upgrade --target "$folder/huggingface" transformers
+  $pip --no-deps --upgrade --target "$folder/huggingface" psutil accelerate  # with --no-deps, because it requires torch
+fi
 $pip --constraint .github/oldest.txt --no-deps torch nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cupti-cu12==12.4.127
 PIP_BUILD_CONSTRAINT=$PWD/constraints.txt $pip --no-deps --force-reinstall .
 
@@ -24,3 +30,4 @@ done
 export LD_LIBRARY_PATH=$libraries:$packages/nvidia/cuda_runtime/lib:$packages/nvidia/cuda_cupti/lib
 "$folder/bin/python" -c 'import stackattn, torch; print("torch", torch.__version__, stackattn.backends()["cpp"])'
 "$folder/bin/python" -m pytest -m "not slow" "${@:-tests}"
+[ $# -gt 0 ] || PYTHONPATH=$folder/huggingface "$folder/bin/python" -m pytest tests/models tests/test_readme.py -k huggingface
