@@ -5,6 +5,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import grad, vmap
 from torch.nn import functional
+from torch.torch_version import TorchVersion
 
 from stackattn.nn.linear import Linear
 from stackattn.ops import linear as module
@@ -230,15 +231,17 @@ def test_other_processors_use_pytorchs_function(calls, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("vendor", "capability", "schema", "expected"),
+    ("vendor", "capability", "schema", "version", "expected"),
     [
-        ("AuthenticAMD", "AVX512", module._SCHEMA, True),
-        ("GenuineIntel", "AVX512", module._SCHEMA, False),
-        ("AuthenticAMD", "AVX2", module._SCHEMA, False),
-        ("AuthenticAMD", "AVX512", "another signature", False),
+        ("AuthenticAMD", "AVX512", module._SCHEMA, "2.13.0", True),
+        ("GenuineIntel", "AVX512", module._SCHEMA, "2.13.0", False),
+        ("AuthenticAMD", "AVX2", module._SCHEMA, "2.13.0", False),
+        ("AuthenticAMD", "AVX512", "another signature", "2.13.0", False),
+        ("AuthenticAMD", "AVX512", module._SCHEMA, "2.12.1", False),
     ],
 )
-def test_the_processor_decides(calls, monkeypatch, tmp_path, vendor, capability, schema, expected):
+def test_the_processor_decides(calls, monkeypatch, tmp_path, vendor, capability, schema, version, expected):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     description = tmp_path / "cpuinfo"
     description.write_text(f"processor : 0\nvendor_id : {vendor}\n")
     monkeypatch.setattr(module, "Path", lambda path: description)

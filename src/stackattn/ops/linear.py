@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     oneDNN is faster for large products of float32 tensors on AMD processors with AVX-512. Its result does not depend on
     the number of threads, and differs from that of PyTorch's function by rounding. PyTorch's function is used for other
-    tensors, processors and products, and under autocast, torch.compile and torch.func.
+    tensors, processors and products, before PyTorch 2.13, and under autocast, torch.compile and torch.func.
 
     Args:
         x: (..., K)
@@ -73,7 +73,9 @@ def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether the processor is an AMD one with AVX-512, and PyTorch has the operator that calls oneDNN."""
+    """Whether the processor is an AMD one with AVX-512, and PyTorch is recent and has the operator that calls oneDNN."""
+    if torch.__version__ < (2, 13):  # with the oneDNN of PyTorch 2.6, bits depend on the number of threads
+        return False
     if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
