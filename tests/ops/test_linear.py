@@ -246,7 +246,7 @@ def test_the_processor_decides(calls, monkeypatch, tmp_path, vendor, capability,
     description.write_text(f"processor : 0\nvendor_id : {vendor}\n")
     monkeypatch.setattr(module, "Path", lambda path: description)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(module, "_SCHEMA", module._SCHEMA if schema == module._SCHEMA else schema)
+    monkeypatch.setattr(module, "_SCHEMA", schema)
     assert onednn_is_faster.__wrapped__() is expected
 
 

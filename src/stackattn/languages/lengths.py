@@ -1,6 +1,6 @@
 """Tables by length: the probability that a symbol derives a string of each length, and the entropy of derivations.
 
-Shapes: A symbols, P pairs, L maximum length. All tables are natural logarithms, so long strings do not underflow.
+Shapes: A symbols, P pairs, L maximum length. Tables have natural logarithms, because long strings underflow.
 """
 
 from dataclasses import dataclass

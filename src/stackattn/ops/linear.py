@@ -32,8 +32,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, computed by oneDNN if that is faster.
 
     oneDNN is faster for large products of float32 tensors on AMD processors with AVX-512. Its result does not depend on
-    the number of threads, and differs from that of PyTorch's function by rounding. PyTorch's function is used for other
-    tensors, processors and products, before PyTorch 2.13, and under autocast, torch.compile and torch.func.
+    the number of threads (except the gradient of the bias, a sum of PyTorch's), and differs from that of PyTorch's
+    function by rounding. PyTorch's function is used for other tensors, processors and products, before PyTorch 2.13,
+    and under autocast, torch.compile and torch.func.
 
     Args:
         x: (..., K)
