@@ -1,7 +1,8 @@
-"""Gradients with `create_graph=True` of operators that call the kernel without PyTorch's dispatcher."""
+"""Gradients that are differentiated themselves, of operators that call the kernel without PyTorch's dispatcher."""
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from stackattn import nondeterministic_readings, superposition_readings
 from stackattn.ops import causal_attention
@@ -38,10 +39,26 @@ def residual_dropout(x):
     return dropout(x * 3, 0.5, residual=x)
 
 
-@pytest.mark.parametrize(
+def relu_dropout(x):
+    torch.manual_seed(0)
+    return dropout(x, 0.5, relu=True)
+
+
+functions = pytest.mark.parametrize(
     "function",
-    [attention, losses, superposition, superposition_of_actions, nondeterministic_of_transitions, residual_dropout],
+    [
+        attention,
+        losses,
+        superposition,
+        superposition_of_actions,
+        nondeterministic_of_transitions,
+        residual_dropout,
+        relu_dropout,
+    ],
 )
+
+
+@functions
 def test_no_gradient_is_counted_twice(function):
     """Inputs of an operator may be computed from each other and may have hooks."""
     gradients = []
@@ -53,3 +70,17 @@ def test_no_gradient_is_counted_twice(function):
         gradients.append(torch.autograd.grad(result.square().sum(), x, create_graph=create_graph)[0].detach())
     torch.testing.assert_close(*gradients)
     assert gradients[0].any()
+
+
+@functions
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_tangents_of_gradients(function):
+    """The gradient is linear in that of the result, so its tangent is the gradient for the tangent."""
+    x = torch.linspace(-1, 1, 48).view(2, 4, 6).requires_grad_()
+    y = function(x)
+    grad, tangent = torch.randn_like(y), torch.randn_like(y)
+    expected = [torch.autograd.grad(y, x, part, retain_graph=True)[0] for part in (grad, tangent)]
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(torch.autograd.grad(y, x, forward_ad.make_dual(grad, tangent))[0])
+    assert found.tangent is not None
+    torch.testing.assert_close([found.primal, found.tangent], expected)

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from . import checks, dispatch
 from .cpp import network
-from .eager import differentiable_gradients, is_forward_mode, is_plain
+from .eager import backward_is_differentiated, differentiable_gradients, is_forward_mode, is_plain
 from .keep_mask import draw_seed, keep_mask
 from .lengths import without_padding
 from .registration import NO_SECOND_DERIVATIVES, Operator
@@ -128,7 +128,7 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         packed, outputs, log_sums = ctx.saved_tensors
-        if not torch.is_grad_enabled():
+        if not backward_is_differentiated():
             return network.attention_backward(grad, packed, outputs, log_sums, *ctx.rest), None, None, None, None
         found = differentiable_gradients(lambda x: _reference(x, *ctx.rest), (packed,), grad)
         return *found, None, None, None, None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cpp import network
-from .eager import differentiable_gradients, is_plain
+from .eager import backward_is_differentiated, differentiable_gradients, is_plain
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
@@ -69,7 +69,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, kept = ctx.saved_tensors
-        if not torch.is_grad_enabled():
+        if not backward_is_differentiated():
             return network.cross_entropy_backward(grad, logits, targets, kept, *ctx.options), None, None, None
         found = differentiable_gradients(lambda x: _with_pytorch(x, targets, *ctx.options), (logits,), grad)
         return *found, None, None, None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cpp import network
-from .eager import is_plain
+from .eager import backward_is_differentiated, is_plain
 from .keep_mask import draw_seed, keep_mask
 
 _ROW = 4096  # numbers that share a row of the mask, as in kernel/dropout.cpp
@@ -76,9 +76,7 @@ class _Dropout(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, residual, None, None, None
         y = ctx.saved_tensors[0] if ctx.relu else None
-        if not torch.is_grad_enabled():
+        if not backward_is_differentiated():
             return network.dropout_backward(grad, y, ctx.p, ctx.seed), residual, None, None, None
-        # The gradients are differentiated themselves, for a second derivative.
-        if y is not None:
-            return grad * (y > 0) / (1 - ctx.p), residual, None, None, None
-        return _Dropout.apply(grad, None, False, ctx.p, ctx.seed), residual, None, None, None
+        factors = multipliers(grad.shape, ctx.p, ctx.seed) if y is None else (y > 0) / (1 - ctx.p)
+        return grad * factors, residual, None, None, None

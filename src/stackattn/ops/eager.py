@@ -32,6 +32,11 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def backward_is_differentiated() -> bool:
+    """Whether the results of a backward pass are differentiated themselves, which the kernel cannot do."""
+    return torch.is_grad_enabled() or is_forward_mode()
+
+
 def differentiable_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor
 ) -> list[Tensor | None]:
@@ -39,8 +44,10 @@ def differentiable_gradients(
 
     None for inputs that do not require a gradient.
     """
-    # Aliases: one input may have been computed from another, and hooks of the inputs must not run here.
-    aliases = [x.view_as(x) for x in inputs]
+    with torch.enable_grad():
+        # Aliases: one input may have been computed from another, and hooks of the inputs must not run here.
+        aliases = [x.view_as(x) for x in inputs]
+        result = function(*aliases)
     wanted = [x for x in aliases if x.requires_grad]
-    found = iter(torch.autograd.grad(function(*aliases), wanted, grad, create_graph=True))
+    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=torch.is_grad_enabled()))
     return [next(found) if x.requires_grad else None for x in aliases]

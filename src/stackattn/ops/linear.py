@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .eager import is_plain
+from .eager import backward_is_differentiated, is_plain
 
 SMALLEST = 2**22
 """Multiply-adds of the smallest product for which oneDNN is used."""
@@ -138,7 +138,7 @@ class _Linear(torch.autograd.Function):
         grads = grad.reshape(-1, grad.shape[-1])  # (M, N)
         rows = None if x is None else x.reshape(-1, x.shape[-1])  # (M, K)
         gradients = _gradients
-        if torch.is_grad_enabled() or not is_plain(grad):
+        if backward_is_differentiated() or not is_plain(grad):
             gradients = _pytorch_gradients
         grad_rows, grad_weight = gradients(grads, rows, weight)
         grad_x = None if grad_rows is None else grad_rows.view(ctx.shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from .cpp import network
-from .eager import differentiable_gradients
+from .eager import backward_is_differentiated, differentiable_gradients
 from .readings import nondeterministic_readings
 from .transitions import split_transitions
 
@@ -170,7 +170,7 @@ class _LSTM(torch.autograd.Function):
         saved = ctx.saved_tensors
         arguments, (weight, choice, *made) = saved[: ctx.count], saved[ctx.count :]
         none = (None,) * (2 + len(made))
-        if torch.is_grad_enabled():
+        if backward_is_differentiated():
             reference = superposition_reference
             if ctx.automaton is not None:
                 reference = partial(nondeterministic_reference, num_states=ctx.automaton[0])

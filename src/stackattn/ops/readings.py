@@ -13,7 +13,7 @@ from torch import Tensor
 from . import checks
 from .cpp import native
 from .dispatch import choose
-from .eager import differentiable_gradients, is_plain
+from .eager import backward_is_differentiated, differentiable_gradients, is_plain
 from .lengths import values_without_padding
 from .memory import chart_memory, names_argument
 from .nondeterministic import nondeterministic_weights
@@ -126,7 +126,7 @@ class _Readings(torch.autograd.Function):
     @names_argument("log_push", 1)
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         steps, values, kept = ctx.saved_tensors
-        if not torch.is_grad_enabled():
+        if not backward_is_differentiated():
             return *native.readings_backward(grad, steps, values, ctx.lengths, kept), None, None
 
         def readings(steps: Tensor, values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import checks
 from .cpp import native
-from .eager import differentiable_gradients, is_plain
+from .eager import backward_is_differentiated, differentiable_gradients, is_plain
 from .memory import names_argument
 from .pytorch import vectors as torch_backend
 from .registration import NO_SECOND_DERIVATIVES, Operator
@@ -81,7 +81,7 @@ class _Read(torch.autograd.Function):
     @names_argument("actions", 1)
     def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         actions, values, stack = tensors = ctx.saved_tensors
-        if not torch.is_grad_enabled():
+        if not backward_is_differentiated():
             found = native.vectors_backward(grad, actions, values, stack, ctx.lengths, ctx.depth)
             return *found, None, None, None
 
