@@ -9,6 +9,7 @@ Modules:
     strings          selects and traces single strings of a language
     sentences        selects and traces sentences of a corpus, for language models and translation
     study            all of this for one run or a folder of runs
+    text_stacks      what the stacks of a language model read: by distance, word class and related words
     report           the HTML report, from the files in `page/`
     report_data      the data of the report as JSON
     figures          print figures of one string (needs the extra `plot`)

@@ -32,12 +32,21 @@ def draw_strings(studied: StudiedRun, out: Path) -> list[Path]:
         drawn: list[Path] = []
         for number, string in enumerate(studied.strings, 1):
             for stack in string.stacks:
-                name = stack.trace.name.replace(", ", "-").replace(" ", "-")
                 real = None if string.real is None else real_columns(stack.trace, string.real)
-                drawn += _draw(stack, string.tokens[stack.trace.first :], real, f"{folder}/string-{number}-{name}")
+                drawn += _draw(
+                    stack,
+                    string.tokens[stack.trace.first :],
+                    real,
+                    f"{folder}/string-{number}-{file_name(stack.trace.name)}",
+                )
         for path in drawn:
             os.replace(path, out / path.name)
     return [out / path.name for path in drawn]
+
+
+def file_name(stack: str) -> str:
+    """The name of a stack as part of a file name: `layer-3` for `layer 3`."""
+    return stack.replace(", ", "-").replace(" ", "-")
 
 
 def remove_stale_drawings(out: Path, keep: Iterable[Path]) -> None:

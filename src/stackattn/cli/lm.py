@@ -16,9 +16,11 @@ from .arguments import (
     add_evaluation,
     add_number,
     add_output_file,
+    add_output_folder,
     add_seed,
     add_torch_arguments,
     add_training_arguments,
+    path,
     read_input,
     write_output,
 )
@@ -70,7 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_number(agreement, "--number", "number of sentences for each condition", 200, least=1)
     add_seed(agreement, "the sentences")
-    for command in (generate, score, agreement):
+    stacks = commands.add_parser(
+        "stacks",
+        help="measure what a model's stacks read on treebank sentences",
+        description="Measure which earlier words the stacks of a model read on sentences of a treebank: by distance, "
+        "by word class, and of related words (subject and verb, brackets, quotation marks).",
+    )
+    stacks.add_argument("trees", type=path, metavar="TREES", help="file in the format of the Penn Treebank (.mrg)")
+    add_number(stacks, "--number", "use at most this many sentences, from the start of the file", "all", least=1)
+    add_output_folder(stacks, "folder for stacks.md, stacks.json and the figures")
+    for command in (generate, score, agreement, stacks):
         command.add_argument(
             "--model", required=True, metavar="FOLDER", help="folder of a run, or of a saved model (required)"
         )
@@ -85,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         "generate": _generate,
         "score": _score,
         "agreement": _agreement,
+        "stacks": _stacks,
     }
     return run_action(args, actions)
 
@@ -162,6 +174,22 @@ def _agreement(args: argparse.Namespace) -> int:
         figures = f"{row['accuracy']:.3f}", f"{row['margin']:.2f}"
         table.add_row(str(row["attractors"]), kind, str(row["sentences"]), *figures)
     Console().print(table)
+    return 0
+
+
+def _stacks(args: argparse.Namespace) -> int:
+    from ..analysis.figures import import_matplotlib
+    from ..analysis.text_stacks import measure_text_stacks, tag_sentences, text_stack_tables, write_text_stacks
+    from ..text.trees import read_trees
+    from ..training.lm import load_language_model
+
+    import_matplotlib()  # before the measurement, so that it does not fail at the end
+    model, vocabulary = load_language_model(args.model, args.device)
+    sentences = tag_sentences(read_trees(args.trees), vocabulary, args.number)
+    stacks = measure_text_stacks(model, vocabulary, sentences)
+    print("\n".join(map(text_stack_tables, stacks)))
+    for written in write_text_stacks(stacks, args.out):
+        print(f"written to {written}")
     return 0
 
 

@@ -7,7 +7,9 @@ Modules:
     bitext_corpus       corpora for translation, and their preparation
     plain               preparing monolingual corpora from plain text
     penn_treebank       preparing monolingual corpora from the Penn Treebank
-    trees               reading the words of treebank files
+    trees               reading treebank files
+    relations           word classes and related words of trees
+    subject_verb        minimal pairs for subject-verb agreement
     bitext              reading and filtering pairs of sentences
     vocabulary          the tokenizer of monolingual corpora
     unknown             classes of unknown words

@@ -1,12 +1,13 @@
-"""Reading the words of treebank files: `( (S (NP (DT The) (NN end)) ...) )`, one tree after another.
+"""Reading treebank files: `( (S (NP (DT The) (NN end)) ...) )`, one tree after another.
 
-Errors name the line of a missing bracket; empty elements are dropped.
+Errors name the line of a missing bracket; empty elements have no words.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..lines import read_lines
@@ -15,23 +16,52 @@ EMPTY = "-NONE-"
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
+@dataclass(frozen=True)
+class Tree:
+    """A constituent with its children, or a word with its tag; an empty element has neither children nor a word."""
+
+    label: str
+    """The label of a constituent, such as `NP-SBJ-1`, or the tag of a word."""
+    children: tuple[Tree, ...] = ()
+    word: str | None = None
+
+    def leaves(self) -> list[Tree]:
+        """The words of the tree in order."""
+        todo, found = [self], []
+        while todo:  # not recursive: the depth of a file's trees is not limited
+            tree = todo.pop()
+            if tree.word is not None:
+                found.append(tree)
+            todo.extend(reversed(tree.children))
+        return found
+
+
 def read_sentences(path: Path) -> Iterator[list[str]]:
     """Yield the words of each tree of a file; a tree that contains only empty elements yields an empty list."""
     return parse_sentences(read_lines(path), str(path))
 
 
 def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
-    """Yield the words of each tree, like `read_sentences`, from lines; `source` is the name of the file for errors.
+    """Yield the words of each tree, like `read_sentences`, from lines; `source` is the name of the file for errors."""
+    return ([leaf.word for leaf in tree.leaves() if leaf.word is not None] for tree in parse_trees(lines, source))
+
+
+def read_trees(path: Path) -> Iterator[Tree]:
+    """Yield the trees of a file; the outermost bracket, which usually has no label, is a tree of its own."""
+    return parse_trees(read_lines(path), str(path))
+
+
+def parse_trees(lines: Iterable[str], source: str) -> Iterator[Tree]:
+    """Yield trees, like `read_trees`, from lines.
 
     A line that starts with a bracket starts a new tree, so a missing bracket is reported in the tree that lacks it.
 
     Raises:
         ValueError: a bracket is missing or superfluous, or a word has no tag; the message names the line.
     """
-    words: list[str] = []
     open_at: list[int] = []  # the line of each open bracket
     texts: list[list[str]] = []  # the content of each open bracket: a label, or a tag and a word
-    has_children: list[bool] = []
+    inner: list[list[Tree]] = []  # the finished children of each open bracket
 
     def fail(line: int, message: str) -> ValueError:
         return ValueError(f"{source}, line {line}: {message}")
@@ -44,28 +74,28 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
             )
         for token in _TOKEN.findall(line):
             if token == "(":
-                if open_at:
-                    has_children[-1] = True
-                    if len(texts[-1]) > 1:
-                        raise fail(number, f"expected one label before a bracket, got {' '.join(texts[-1])!r}")
+                if open_at and len(texts[-1]) > 1:
+                    raise fail(number, f"expected one label before a bracket, got {' '.join(texts[-1])!r}")
                 open_at.append(number)
                 texts.append([])
-                has_children.append(False)
+                inner.append([])
             elif not open_at:
                 raise fail(number, "unmatched closing bracket" if token == ")" else f"expected a tree, got {token!r}")
             elif token != ")":
-                if has_children[-1]:
+                if inner[-1]:
                     raise fail(number, f"{token!r} has no tag: expected (TAG {token})")
                 texts[-1].append(token)
             else:
                 open_at.pop()
-                content, is_inner = texts.pop(), has_children.pop()
-                if not is_inner and len(content) > 2:
+                content, children = texts.pop(), tuple(inner.pop())
+                if not children and len(content) > 2:
                     raise fail(number, f"expected (TAG word), got ({' '.join(content)})")
-                if not is_inner and len(content) == 2 and content[0] != EMPTY:  # fewer than two: an empty element
-                    words.append(content[1])
-                if not open_at:
-                    yield words
-                    words = []
+                label = content[0] if content else ""
+                is_word = not children and len(content) == 2 and label != EMPTY
+                tree = Tree(label, children, content[1] if is_word else None)
+                if open_at:
+                    inner[-1].append(tree)
+                else:
+                    yield tree
     if open_at:
         raise fail(number, f"the file ends, but the tree on line {open_at[0]} lacks {len(open_at)} closing brackets")

@@ -65,6 +65,10 @@ class Vocabulary(Tokenizer):
         """The names of all tokens by id, for people."""
         return [*self.types, "EOS", "BOS", "PAD"]
 
+    def __contains__(self, token: str) -> bool:
+        """Whether a token is one of the types."""
+        return token in self._numbers
+
     def split(self, line: str) -> list[str]:
         """Split a line of text into tokens."""
         return line.split() if self.pieces_model is None else split_pieces(self._processor, line)
@@ -80,7 +84,7 @@ class Vocabulary(Tokenizer):
 
     def type_of(self, token: str) -> str:
         """Return the token itself if it is a type, otherwise the type that replaces it."""
-        if token in self._numbers:
+        if token in self:
             return token
         if self.unknown == CLASSES:
             for name in (unknown_class(token, self._numbers), PLAIN):

@@ -203,7 +203,7 @@ def subject_verb_agreement(
         the log-probabilities of the two verbs.
     """
     words = vocabulary.pieces_model is None
-    pairs = minimal_pairs(number, seed=seed, known=lambda word: not words or word in vocabulary.types)
+    pairs = minimal_pairs(number, seed=seed, known=lambda word: not words or word in vocabulary)
     sentences = [
         vocabulary.encode(vocabulary.split(f"{pair.beginning} {verb}"))
         for pair in pairs
