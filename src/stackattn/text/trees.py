@@ -27,7 +27,8 @@ class Tree:
 
     def leaves(self) -> list[Tree]:
         """The words of the tree in order."""
-        todo, found = [self], []
+        todo: list[Tree] = [self]
+        found: list[Tree] = []
         while todo:  # not recursive: the depth of a file's trees is not limited
             tree = todo.pop()
             if tree.word is not None:
