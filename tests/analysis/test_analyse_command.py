@@ -62,7 +62,7 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
     [
         (["nowhere"], "nowhere: no such folder; expected a run, or a folder with runs below it"),
         (["."], "expected a run (with config.json and metrics.jsonl or test.json)"),
-        (["run/best"], "this is a saved model; analyse the folder of its run"),
+        (["run/best"], "expected the folder of a run, got a saved model; pass its run, "),
         (["run", "--string", "(x)"], "'x' (symbol 2 of the string) is not one of the symbols ( ) [ ]"),
         (["run", "--samples", "0"], "--samples: expected at least 1, got 0"),
         (["run", "--seed", "-1"], "--seed: expected at least 0, got -1"),
@@ -70,7 +70,7 @@ def test_command_without_stacks_models_or_matplotlib(make_run, tmp_path, capsys,
         (["nowhere", "--out", "run/config.json"], "--out: expected a folder, got the file run/config.json"),
         (["run", "--stack", "2"], "stack: expected 1 (layer 2), got 2"),
         (["run", "--stack", "0"], "stack: expected 1 (layer 2), got 0"),
-        (["run/config.json"], "run/config.json: expected the folder of a run, got a file; its folder is run"),
+        (["run/config.json"], "run/config.json: expected the folder of a run, got a file; pass its folder, run"),
     ],
 )
 def test_errors_of_the_command(make_run, tmp_path, capsys, monkeypatch, arguments, message):

@@ -53,7 +53,7 @@ def test_stacks_have_names_and_can_be_selected(make_run):
     expected = r"stack: expected 1 \(layer 1, head 1\) or 2 \(layer 1, head 2\) or 3 \(layer 2\), got 4"
     with pytest.raises(ValueError, match=expected):
         study(folder, samples=1, stack=4)
-    with pytest.raises(ValueError, match="stack: expected a model with a stack, but no model here has one; got 1"):
+    with pytest.raises(ValueError, match="stack: expected no number, because no model here has a stack, got 1"):
         study(make_run("tf", folder="plain"), stack=1)
 
 
@@ -302,7 +302,7 @@ def test_only_damaged_runs(make_run, tmp_path, capsys):
         assert main(["analyse", str(tmp_path / "sweep" / name)]) == 2
         assert DAMAGES[name][2] in capsys.readouterr().err
     assert main(["analyse", str(tmp_path / "sweep")]) == 2
-    assert "none of the 2 runs can be read; config: " in capsys.readouterr().err
+    assert "expected readable runs, found none (2 damaged); config: " in capsys.readouterr().err
 
 
 def test_each_string_is_traced_once(make_run, tmp_path, monkeypatch):

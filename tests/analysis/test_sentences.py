@@ -158,7 +158,7 @@ def test_in_the_browser(lm_run, mt_run, tmp_path, open_page):
     assert page.locator("#next .bar").count() == 5
     assert page.is_hidden("#next-key")
     page.click("#go-last")
-    assert page.inner_text("#next-notes").startswith("Follows: EOS")
+    assert page.inner_text("#next-notes").startswith("Actual next token: EOS")
     assert "surprisal" in page.inner_text("#timeline-caption")
     titles = page.locator("h2, h3").all_inner_texts()
     assert {"Step through a sentence", "Token and action", "Next token", "The whole sentence"} <= set(titles)

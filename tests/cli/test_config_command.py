@@ -47,7 +47,7 @@ def test_lists_and_shows_configurations(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "stackattn config: expected an action (cfl, lm, mt, list, show) or --markdown\n"),
+        ([], "stackattn config: expected an action (cfl, lm, mt, list, show) or --markdown, got neither\n"),
         (["show", "figure-2/dyck/tf-n"], "stackattn config show: config: expected a YAML file or the name"),
     ],
 )

@@ -172,5 +172,5 @@ def _replace(monkeypatch, command, error):
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option[1].dest == "out"], ids=name)
 def test_an_empty_output_path_is_not_the_current_folder(option):
     _, action = option
-    with pytest.raises(argparse.ArgumentTypeError, match="expected a path, got an empty text"):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a path, got an empty string"):
         action.type("")

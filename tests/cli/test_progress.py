@@ -32,11 +32,11 @@ def test_a_heartbeat_describes_each_running_run(capsys):
     with ProgressDisplay() as display:
         for i in range(6):
             display(f"run {i}", evaluations=False)
-        wait_for(lambda: seen("run 0  starting\nrun 1  starting\nrun 2  starting\nrun 3  starting\nand 2 more runs\n"))
+        wait_for(lambda: seen("run 0  starting\nrun 1  starting\nrun 2  starting\nrun 3  starting\nand 2 more\n"))
         display.running["run 0"].on_batch(2, 5, 10, 1.5)
         wait_for(lambda: seen("run 0  epoch   3  batch 5 of 10  loss 1.5000\n"))
         display.done("run 0", "run 0: max_epochs")
-        wait_for(lambda: seen("run 4  starting\nand 1 more runs\n"))
+        wait_for(lambda: seen("run 4  starting\nand 1 more\n"))
     assert "run 0  epoch   3" not in "".join(printed).partition("run 0: max_epochs")[2]
 
 

@@ -51,7 +51,7 @@ def test_unknown_names():
         paper_config("chess", "Tf")
     with pytest.raises(ValueError, match=r"label: expected one of LSTM, .* got 'GPT'"):
         paper_config("dyck", "GPT")
-    with pytest.raises(ValueError, match="label: the paper has no LSTM for ptb, got 'LSTM'"):
+    with pytest.raises(ValueError, match=r"label: expected Tf, Tf\+Sup or Tf\+Nd for ptb, got 'LSTM'"):
         paper_config("ptb", "LSTM")
 
 

@@ -1,7 +1,7 @@
 """Analysis of trained stacks.
 
 Modules:
-    traces           actions, attention weights, heights and runs of a model's stacks on given inputs
+    traces           actions, attention weights, heights and automaton runs of a model's stacks on given inputs
     contents         the probability that each pushed element is still on the stack
     real_stack       agreement of a stack with the stack of a hand-written automaton
     quality          that agreement on sampled strings, which are the same for all runs of a task
@@ -12,10 +12,10 @@ Modules:
     text_stacks      what the stacks of a language model read: by distance, word class and related words
     report           the HTML report, from the files in `page/`
     report_data      the data of the report as JSON
-    figures          print figures of one string (needs the extra `plot`)
-    attention_figure the print figure of attention weights
-    drawings         all print figures of a studied run
-    demo             the figure of `stackattn demo`
+    figures          figures of one string for print (needs the extra `plot`)
+    attention_figure the figure of attention weights for print
+    drawings         all figures for print, and listings, of a studied run
+    demo             the measure and the figure of `stackattn demo`
 """
 
 from .attention_figure import attention_map

@@ -24,14 +24,14 @@ def attention_map(
 ) -> Figure:
     """Draw attention weights as a grid of grey cells.
 
-    The figure fits the text width of a page: a long sequence has smaller cells. Every token is labelled where there is
-    room; labels of columns are vertical where they would overlap.
+    The figure fits the text width of a page: a long sequence has smaller cells. Every token is labelled if there is
+    room; column labels are vertical if horizontal ones would overlap.
 
     Args:
         weights: (T, T) or (T, T + 1)
-            Weights of one sequence, summed over states and symbols; with T + 1 columns the first one is the bottom.
+            Weights of one sequence, summed over states and symbols; with T + 1 columns, the first one is the bottom.
         tokens: the T tokens, one per step.
-        real: column that should be on top at each step, marked with a small ring.
+        real: for each step, the column of the element that should be on top; it is marked with a small ring.
         title: title of the figure (default: none).
         bottom: symbol of the bottom column; use `"∅"` for the empty share of a superposition stack.
 
@@ -39,7 +39,7 @@ def attention_map(
         A matplotlib figure; `save_figure` writes it to files.
 
     Raises:
-        ValueError: the shape of `weights` does not fit the tokens.
+        ValueError: the shape of `weights` does not match the number of tokens.
         ModuleNotFoundError: matplotlib is not installed.
 
     Examples::
@@ -73,7 +73,7 @@ def attention_map(
     # The square root makes small weights visible; the colour bar shows the scale.
     image = axes.imshow(weights.detach().double().cpu().numpy(), cmap="Greys", norm=PowerNorm(0.5, 0.0, 1.0))
     shown = range(0, T, every)
-    # With sparse labels, that of token 0 is omitted: it would overlap that of the bottom.
+    # If only some tokens are labelled, token 0 is not: its label would overlap that of the bottom.
     places = [i + with_bottom for i in shown if i or every == 1 or not with_bottom]
     places = [0, *places] if with_bottom else places
     axes.set_xticks(places, [columns[i] for i in places], fontsize=font, family="monospace", parse_math=False)

@@ -1,8 +1,9 @@
 """Contents of a stack: for each step, the probability that each pushed element is still on the stack.
 
-All functions return (B, T, T): entry [t, i] is the probability that the element pushed at step i is on the stack after
-step t, over all runs up to t in proportion to their weights. The sum of a row is the expected height of the stack. The
-results are exact and take O(T^3) time.
+All functions return (B, T, T): entry [b, t, i] is the probability that the element pushed at step i is on the stack
+after step t, where the probability of a run up to t is proportional to its weight. For a stratified stack, which has no
+runs, it is the remaining strength of the element. The sum of a row is the expected height of the stack. The results are
+exact and take O(T^3) time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..ops.pytorch.log_chart import LogChart, log_sum
 
 
 def superposition_contents(actions: Tensor, depth: int | None) -> Tensor:
-    """Contents of a superposition stack of that depth, from its actions (B, T, 3).
+    """Contents of a superposition stack of the given depth, from its actions (B, T, 3).
 
     If each step pushes its own unit vector, entry i of an element is the probability that it was pushed at step i.
     """
@@ -29,7 +30,7 @@ def superposition_contents(actions: Tensor, depth: int | None) -> Tensor:
 
 
 def stratified_contents(push: Tensor, pop: Tensor) -> Tensor:
-    """Contents of a stratified stack, from its strengths (B, T): the strength that each element has left."""
+    """Contents of a stratified stack, from its push and pop strengths (B, T): the remaining strengths."""
     B, T = push.shape
     contents = push.new_zeros(B, T, T)
     state = StratifiedState.empty(B, device=push.device)
@@ -40,12 +41,12 @@ def stratified_contents(push: Tensor, pop: Tensor) -> Tensor:
 
 
 def nondeterministic_contents(push: Tensor, replace: Tensor, chart: LogChart) -> Tensor:
-    """Contents of a nondeterministic stack, from its log weights (B, T, Q, S, Q, S) and its chart of sums over runs.
+    """Contents of a nondeterministic stack, from its push and replace log weights (B, T, Q, S, Q, S) and its chart.
 
     Transitions depend on the state and the symbol on top, so the recurrence is computed for each pair of them.
-    `given[t][r, y]` is the contents of the stack over the runs in state r with y on top at time t. Such a run ended
-    with a push, a replace, or the pop of an element pushed at an earlier time k, which leaves the stack as it was at
-    k. All factors are shares of runs, so none is larger than 1.
+    `given[:, t, r, y]` holds the contents of the stack over the runs that are in state r with y on top at time t. The
+    last transition of such a run is a push, a replace, or the pop of an element that was pushed just after an earlier
+    time k; this pop leaves the stack as it was at k. All factors are shares of runs, so none is larger than 1.
     """
     B, T, Q, S = push.shape[:4]
     alpha = chart.alpha  # (B, T + 1, Q, S): log of the total weight of all runs
@@ -58,7 +59,7 @@ def nondeterministic_contents(push: Tensor, replace: Tensor, chart: LogChart) ->
         row = torch.einsum("bqxry,bqxi->bryi", stayed, given[:, t - 1])
         row[..., t - 1] += pushed.sum((1, 2))
         if t >= 2:
-            # (B, k, Q, S, Q): from (u, y) back to y in r
+            # (B, k, Q, S, Q): from state u with y on top, back to the same y in state r
             start = alpha[:, : t - 1, :, :, None] + chart.P[:, : t - 1, t]
             returned = _share(start, alpha[:, t].transpose(1, 2)[:, None, None])
             row += torch.einsum("bkuyr,bkuyi->bryi", returned, given[:, : t - 1])
@@ -69,5 +70,5 @@ def nondeterministic_contents(push: Tensor, replace: Tensor, chart: LogChart) ->
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """exp(part - whole); 0 where the whole is 0."""
+    """exp(part - whole); 0 where both are -inf."""
     return (part - whole.masked_fill(whole == -torch.inf, 0.0)).exp()

@@ -1,4 +1,4 @@
-"""The measure and the figure of `stackattn demo`: predicted closing brackets, and a trained stack at work."""
+"""The measure and the figure of `stackattn demo`: correct closing brackets, and the attention of a trained stack."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .figures import new_figure, save_figure
 def closing_bracket_share(model: nn.Module, language: Language, length: int, count: int = 100, seed: int = 0) -> float:
     """Return the share of closing brackets whose type a model predicts correctly, given that a bracket closes.
 
-    A model that guesses is correct at 1/k of them, for k kinds of brackets.
+    Guessing gives a share of 1/k with k types of brackets.
 
     Args:
         model: a model of the language.
-        language: a Dyck language, whose symbols are pairs of brackets.
+        language: a Dyck language; each opening bracket in its list of symbols is followed by its closing bracket.
         length: length of the test strings.
         count: number of test strings.
         seed: seed for sampling them.
@@ -29,7 +29,7 @@ def closing_bracket_share(model: nn.Module, language: Language, length: int, cou
     strings = torch.from_numpy(np.stack(evaluation_set(language, seed, (length, length), count).strings))  # (B, n)
     with torch.no_grad():
         logits = model.eval()(with_bos(language, strings))[:, :-1]  # (B, n, outputs): predictions of the n symbols
-    closing = torch.arange(1, len(language.symbols), 2)  # each one follows its opening bracket
+    closing = torch.arange(1, len(language.symbols), 2)  # each id follows that of its opening bracket
     guesses = closing[logits[..., closing].argmax(-1)]  # (B, n)
     return (guesses == strings)[torch.isin(strings, closing)].double().mean().item()
 

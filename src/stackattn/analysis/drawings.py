@@ -1,4 +1,4 @@
-"""Print figures (SVG and PNG) and listings of the strings of a studied run."""
+"""Figures for print (SVG and PNG), and listings, of the strings of a studied run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAWING = re.compile(rf"string-\d+-.+-((actions|attention|height|split)\.({'|'.j
 def draw_strings(studied: StudiedRun, out: Path) -> list[Path]:
     """Draw every traced stack of every string into the folder `out`.
 
-    The files are moved into `out` once all of them exist: an error does not change earlier drawings.
+    The files are moved into `out` once all of them exist, so that an error leaves earlier drawings unchanged.
 
     Returns:
         The files in `out`.
@@ -50,7 +50,7 @@ def file_name(stack: str) -> str:
 
 
 def remove_stale_drawings(out: Path, keep: Iterable[Path]) -> None:
-    """Remove drawings of an earlier analysis, which may show other strings. Files with other names stay."""
+    """Remove drawings of an earlier analysis, which may show other strings. Files with other names are kept."""
     kept = {path.name for path in keep}
     for path in out.glob("string-*"):
         if DRAWING.fullmatch(path.name) and path.name not in kept and path.is_file():

@@ -1,4 +1,4 @@
-"""Print figures of one string: in shades of grey, no wider than the text of a page, with readable labels."""
+"""Figures of one string for print: in shades of grey, no wider than the text of a page, with readable labels."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DPI = 200
 
 
 def import_matplotlib() -> Any:
-    """Import and return matplotlib; the ModuleNotFoundError says how to install it."""
+    """Import and return matplotlib; if it is missing, the ModuleNotFoundError says how to install it."""
     return import_extra("matplotlib", "plot", "drawing figures")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create an empty matplotlib figure, with sizes in inches. It needs no display: it does not use pyplot.
+    """Create an empty matplotlib figure, with sizes in inches. No display is needed, because pyplot is not used.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed; the message says how to install it.
@@ -44,7 +44,7 @@ def save_figure(figure: Figure, *paths: str | Path) -> list[Path]:
     """Lay out a figure once and write it to each path atomically. Equal figures give equal bytes.
 
     Args:
-        figure: a figure of `new_figure`.
+        figure: a figure made by `new_figure`.
         paths: files to write; the suffix selects the format. Their folders are created if necessary.
 
     Returns:
@@ -111,7 +111,7 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], tit
 
 
 def height_chart(heights: Tensor, tokens: Sequence[str], title: str = "") -> Figure:
-    """Draw the expected height of a stack (T,) after each of the T tokens."""
+    """Draw the expected heights (T,) of a stack, one after each of the T tokens."""
     if heights.shape != (len(tokens),):
         raise ValueError(f"heights: expected shape ({len(tokens)},), got {tuple(heights.shape)}")
     width = max(3.0, min(INNER, 0.16 * len(tokens) + 0.8))

@@ -108,15 +108,15 @@ class LoadedRun(ABC):
     @property
     @abstractmethod
     def trained_on(self) -> str:
-        """The training data, for a sentence that begins with “trained on”."""
+        """The training data, in words that can follow “trained on”."""
 
     @abstractmethod
     def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
-        """Select the strings or sentences that the report steps through."""
+        """Select the strings or sentences to step through in the report."""
 
     @abstractmethod
     def trace(self, selected: Any, names: Sequence[str], seed: int) -> Sequence[TracedString | TracedSentence]:
-        """Run the model on one result of `select`, and trace the stacks with the given names."""
+        """Run the model on one of the results of `select`, and trace the stacks with the given names."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class TranslationRun(SentenceRun):
         return f"pairs of sentences of the corpus {self.data_name}"
 
     def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[SelectedSentence]:
-        """Given sentences get the model's translations as targets; samples from the corpus get their references."""
+        """Select pairs of sentences; the targets of given texts are the model's translations, not references."""
         if texts:
             sources, targets = list(texts), self._translator.translate(list(texts))
             chosen = [(i, "given, with the model’s translation") for i in range(len(texts))]
@@ -266,7 +266,8 @@ def load_run(folder: Path, name: str) -> LoadedRun:
     run = TrainingRun(folder)
     values = run.config()
     if "format_version" in values:
-        raise RunError(f"{folder}: this is a saved model; analyse the folder of its run, {folder.resolve().parent}")
+        parent = folder.resolve().parent
+        raise RunError(f"{folder}: expected the folder of a run, got a saved model; pass its run, {parent}")
     command = training_command(values)
     cls = RUN_CLASSES[command]
     config = from_values(config_class(command), values, source=str(folder / CONFIG))
@@ -287,7 +288,7 @@ def find_runs(folder: str | Path) -> dict[str, Path]:
     """
     folder = Path(folder)
     if folder.is_file():
-        raise RunError(f"{folder}: expected the folder of a run, got a file; its folder is {folder.parent}")
+        raise RunError(f"{folder}: expected the folder of a run, got a file; pass its folder, {folder.parent}")
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; expected a run, or a folder with runs below it")
     if TrainingRun(folder).begun:

@@ -21,7 +21,7 @@ Tops = list[list[list[int]]]  # by batch, string and symbol
 
 @dataclass(frozen=True)
 class LabelledStrings:
-    """Strings of a language with the position that should be on top after each symbol; None where it is undefined."""
+    """Strings of a language with the position that should be on top after each symbol; None if any is unknown."""
 
     language: Language
     strings: list[np.ndarray]  # (batch size, length) each
@@ -30,7 +30,7 @@ class LabelledStrings:
     derived: Tops | None
 
     def compare_weights(self, model: nn.Module) -> dict[str, Agreement]:
-        """Agreement of the token with the most weight with a real stack, by name of the stack."""
+        """Agreement of the most heavily weighted token with a real stack, by name of the stack."""
         return {} if self.real is None else measure_agreement(self._trace(model, self.strings), self.real)
 
     def compare_best_runs(self, model: nn.Module) -> dict[str, Agreement]:

@@ -6,9 +6,9 @@ them real-time), so exactly one element should be on top of the stack after each
 - marked reversal: push every symbol before the mark, do nothing at the mark, pop once for each symbol after it;
 - Dyck: push every opening bracket, pop at every closing bracket.
 
-The other languages need guesses (where is the middle?), and only the whole string shows which guesses were right. For
-them the best run of the automaton, which also depends on the whole string, is compared with the most probable
-derivation.
+An automaton for the other languages has to guess (for example, where the middle of the string is), and only the whole
+string shows which guesses were right. For these languages, the best run of the automaton, which also depends on the
+whole string, is compared with the most probable derivation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REAL_TOP = (  # explains what `correct_steps` counts
 def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
     """Return the position of the symbol on top of the real stack after each symbol; -1 where the stack is empty.
 
-    Returns None if the language has no deterministic automaton here, or if the automaton rejects the string.
+    Returns None if the language is not in `DETERMINISTIC`, or if its automaton rejects the string.
     """
     if language.name not in DETERMINISTIC:
         return None
@@ -58,7 +58,7 @@ def derivation_tops(language: Language, string: Sequence[int]) -> list[int] | No
     """Return the position of the symbol on top of the stack after each symbol, in a string's most probable derivation.
 
     A rule that begins and ends with a terminal, such as S -> 0 S 0 or T -> ( Q S Q ), pushes its first symbol and pops
-    it at its last one. For marked reversal and Dyck this is the real stack. An empty stack is -1.
+    it at its last one. For marked reversal and Dyck, this is the real stack. The position is -1 for an empty stack.
 
     Returns None if the string has no derivation or the language has no grammar.
     """
@@ -94,8 +94,7 @@ def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run:
 
     - Where `tops` has a position, that token must have more weight than every other token. The bottom and the empty
       share of a superposition stack are not tokens.
-    - Where `tops` is -1, the bottom or the empty share must have more weight than every symbol of the string. BOS may
-      take their place.
+    - Where `tops` is -1, the bottom, the empty share or BOS must have more weight than every symbol of the string.
 
     With `best_run`, the run with the largest weight must have that token on top or, for -1, the bottom or BOS. The
     step that reads BOS is not counted.
@@ -103,7 +102,7 @@ def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run:
     Args:
         trace: trace of B sequences.
         tops: positions for each of the B strings, from `real_tops` or `derivation_tops`.
-        best_run: judge the best run instead of the weights.
+        best_run: check the best run instead of the weights.
 
     Returns:
         One list per sequence with one entry per symbol.
@@ -125,7 +124,7 @@ def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run:
 
 
 def _has_most_weight(weights: list[float], real: int, before: int) -> bool:
-    """Whether column `real` has the most weight at one step; weights (T + 1,)."""
+    """Whether column `real` has the most weight at one step, given the weights (T + 1,) of that step."""
     if real == 0:
         return max(weights[: before + 1]) > max(weights[before + 1 :])
     return weights[real] > max([*weights[1:real], *weights[real + 1 :]], default=0.0)

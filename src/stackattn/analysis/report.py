@@ -1,4 +1,4 @@
-"""The HTML report: one file with its data, style and scripts, which needs neither network nor server."""
+"""The HTML report: one file that contains its data, style and scripts, and needs neither a network nor a server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_report(study: Study, path: Path, command: str = "") -> Path:
         for string in (string for run in data["runs"] for string in run["strings"]):
             for stack in string["stacks"]:
                 stack.pop("split", None)
-        data["lede"] += " To keep the page small, it has no maps of single states and stack symbols."
+        data["lede"] += " Maps of single states and stack symbols are omitted to keep the page small."
         page = render(data)
     if (size := len(page.encode())) > LIMIT:
         limit = f"{LIMIT / 1e6:.0f} MB"

@@ -20,7 +20,7 @@ from .strings import TracedStack, TracedString
 from .study import StudiedRun, Study
 from .traces import StackTrace, SuperpositionTrace
 
-LONGEST_SPLIT = 128  # symbols; maps of single states and symbols of longer strings would make the page too large
+LONGEST_SPLIT = 128  # length in symbols; maps of single states and stack symbols of longer strings take too much space
 COLUMNS = {  # of the table of runs, with their CSS classes
     "run": "",
     "model": "",
@@ -74,7 +74,7 @@ def _title(study: Study) -> str:
 
 
 def _listed(names: Sequence[str], most: int, what: str) -> str:
-    """The different names as text, or their number if there are more than `most`."""
+    """The distinct names as text, or their number if there are more than `most`."""
     names = list(dict.fromkeys(names))
     if len(names) > most:
         return f"{len(names)} {what}"
@@ -247,7 +247,7 @@ def _sentence_data(traced: TracedSentence) -> dict[str, Any]:
     following = [[token, _thousandth(p)] for token, p in traced.following]
     words = [token for token in traced.tokens if token not in ("BOS", "EOS")]
     return {
-        "title": f"{len(words)} tokens, {traced.origin}: {_beginning(words)}",
+        "title": f"{len(words)} token{'s' * (len(words) != 1)}, {traced.origin}: {_beginning(words)}",
         "real": None,
         "likely": likely,
         "following": following,
@@ -264,7 +264,7 @@ def _thousandth(p: float) -> int:
 def _string_data(traced: TracedString) -> dict[str, Any]:
     rows, symbols = enumerate(traced.truth), traced.tokens[1:]
     return {
-        "title": f"{len(symbols)} symbols, {traced.origin}: {_beginning(symbols)}",
+        "title": f"{len(symbols)} symbol{'s' * (len(symbols) != 1)}, {traced.origin}: {_beginning(symbols)}",
         "lengths": list(traced.lengths),
         "seenLength": traced.seen_length,
         "inLanguage": traced.in_language,
@@ -273,14 +273,14 @@ def _string_data(traced: TracedString) -> dict[str, Any]:
         "truth": [None if row is None else _thousandths(row) for row in traced.truth],
         "loss": [None if row is None else _divergence(row, traced.log_probs[t]) for t, row in rows],
         "lossName": "KL, nats",
-        "lossNote": "the KL divergence, in nats, of the model’s next-symbol distribution from the language’s",
+        "lossNote": "the KL divergence D(language ‖ model) of the next-symbol distributions, in nats",
         # indices of tokens, where BOS is 0
         "real": None if traced.real is None else [-1, *(top + 1 if top >= 0 else -1 for top in traced.real)],
     }
 
 
 def _divergence(truth: np.ndarray, log_model: Tensor) -> float:
-    """Kullback-Leibler divergence of the model's next-symbol distribution from the true one, in nats."""
+    """Kullback-Leibler divergence D(true || model) of the next-symbol distributions, in nats."""
     positive = truth > 0
     return round(float((truth[positive] * (np.log(truth[positive]) - log_model.numpy()[positive])).sum()), 4)
 
@@ -330,7 +330,7 @@ def _with_unread(tops: Tensor, first: int, bottom: int = 1) -> list[list[int]]:
 
 
 def _rows(x: Tensor, first: int, extra: int = 0) -> list[list[int]]:
-    """Return rows of a lower triangle with `extra` more columns, in thousandths, without trailing zeros."""
+    """Return a lower triangle and `extra` columns by row: `first` zeros, then thousandths without trailing zeros."""
     found = []
     for t, row in enumerate(_thousandths(x)):
         row = [0] * first + row[: t + 1 + extra]

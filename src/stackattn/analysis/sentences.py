@@ -1,4 +1,4 @@
-"""Selects sentences of a corpus, and traces models for language modelling and translation on them."""
+"""Select sentences of a corpus, and trace language models and translation models on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .traces import trace_forward
 
 LONGEST = 60  # tokens of a selected sentence; the figures of longer ones are too large to read
 SAMPLES = 2
-LIKELY = 6  # tokens of a prediction that are kept
+LIKELY = 6  # most likely tokens that are kept of each prediction
 
 
 @dataclass(frozen=True)

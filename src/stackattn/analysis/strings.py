@@ -1,4 +1,4 @@
-"""Selects strings to step through, and traces a model on them."""
+"""Select strings to step through, and trace a model on them."""
 
 from __future__ import annotations
 

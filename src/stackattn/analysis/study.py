@@ -45,11 +45,11 @@ class Study:
     seed: int
     runs: list[StudiedRun]
     best: list[StudiedRun]
-    """The best run of each model on each task, which has traced strings."""
+    """The best run of each model on each task; only these runs have traced strings."""
     damaged: dict[str, str]
     """Runs that could not be read or whose corpus is missing, by name, with the reason."""
     strings_per_run: int
-    """Number of requested strings; with more than `MAX_FULL` models only the first is traced."""
+    """Number of requested strings; with more than `MAX_FULL` models, only the first is traced."""
 
     @property
     def single(self) -> bool:
@@ -62,7 +62,7 @@ class Study:
 
     @property
     def omitted(self) -> str:
-        """A sentence on what is omitted because there are many models; empty if nothing is."""
+        """A note on what is omitted because there are many models; empty if nothing is omitted."""
         if self.full:
             return ""
         what = f"only the first of {self.strings_per_run} strings" if self.strings_per_run > 1 else "the string"
@@ -119,7 +119,7 @@ def study(
     Args:
         folder: folder of a run, or a folder with runs below it.
         texts, samples: the strings or sentences to step through; see `LoadedRun.select`. With more than `MAX_FULL`
-            models only the first one of each is traced.
+            models, only the first one is traced for each model.
         seed: seed of sampled strings and runs.
         stack: number of the only stack to study, from 1 (default: all stacks of each model).
         progress: called with a message before each step.
@@ -137,7 +137,7 @@ def study(
     for studied in best:
         try:
             selected.append(_select_strings(studied.run, texts, samples, seed))
-        except RunError as error:  # the corpus of the run is not on this machine
+        except RunError as error:  # the corpus of the run cannot be read
             if len(runs) == 1:
                 raise
             damaged[studied.run.name] = str(error)
@@ -167,7 +167,7 @@ def _read_runs(folder: Path) -> tuple[list[StudiedRun], dict[str, str]]:
             damaged[name] = str(error)
     if not runs:
         name, reason = next(iter(damaged.items()))
-        raise RunError(f"{folder}: none of the {len(damaged)} runs can be read; {name}: {reason}")
+        raise RunError(f"{folder}: expected readable runs, found none ({len(damaged)} damaged); {name}: {reason}")
     return runs, damaged
 
 
@@ -200,7 +200,7 @@ def _select_stack(runs: list[StudiedRun], stack: int) -> None:
     most = max((studied.stacks for studied in runs), key=len, default=[])
     if runs and not 1 <= stack <= len(most):
         if not most:
-            raise ValueError(f"stack: expected a model with a stack, but no model here has one; got {stack}")
+            raise ValueError(f"stack: expected no number, because no model here has a stack, got {stack}")
         expected = " or ".join(f"{number} ({name})" for number, name in enumerate(most, 1))
         raise ValueError(f"stack: expected {expected}, got {stack}")
     for studied in runs:

@@ -51,7 +51,7 @@ class StackTrace(ABC):
     KIND: ClassVar[str]
     """Name of the kind of stack, as in a layer specification."""
     ACTIONS: ClassVar[tuple[str, str, str]]
-    """Names of the last axis of `actions`."""
+    """Names of the entries along the last axis of `actions`."""
     BOTTOM: ClassVar[tuple[str, str]]
     """Symbol and name of column 0 of `tops`."""
     HAS_STATES: ClassVar[bool] = False
@@ -201,10 +201,11 @@ class NondeterministicTrace(StackTrace):
 
 @dataclass(frozen=True)
 class StratifiedTrace(SuperpositionTrace):
-    """Trace of a stratified stack; the steps are strengths of push and pop (B, T), as are `contents` and `heights`.
+    """Trace of a stratified stack; the steps are the push and pop strengths (B, T).
 
-    The stack itself has no runs. In those of the trace, a step pushes with probability `push` and otherwise pops with
-    probability `pop`; the attention weights are not their mean.
+    `contents` are strengths, not probabilities, and `heights` are their sums. The stack itself has no runs. In the runs
+    of the trace, a step pushes with probability `push` and otherwise pops with probability `pop`; the attention weights
+    are not averages over these runs.
     """
 
     KIND: ClassVar[str] = StratifiedStackAttention.kind

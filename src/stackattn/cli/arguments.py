@@ -26,9 +26,9 @@ def at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str]
 
 
 def path(text: str) -> Path:
-    """The argument type of files and folders to write: Path would take an empty text for the current folder."""
+    """The argument type of files and folders to write: Path would accept an empty string as the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+        raise argparse.ArgumentTypeError("expected a path, got an empty string")
     return Path(text)
 
 
@@ -50,7 +50,7 @@ def add_number(
     """Add an option that takes a number.
 
     Args:
-        default: the number without the option, or text that describes what happens without it (the value is None).
+        default: the number if the option is omitted, or text that describes what happens then (the value is None).
         least: the smallest number allowed (default: no limit).
     """
     parser.add_argument(
@@ -126,7 +126,7 @@ def add_training_arguments(commands: Any, example: str) -> None:
     train = commands.add_parser(
         "train",
         help="train one model",
-        description="Train one model and write configuration, metrics, checkpoints and the best model to a folder.",
+        description="Train one model, and write the configuration, metrics, checkpoints and best model to a folder.",
     )
     train.set_defaults(to_continue="pass --resume to continue from the last checkpoint")
     add_output_folder(train, "folder of the run")

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown:
         print(reference_page(), end="")
     elif args.action is None:
-        raise ValueError(f"expected an action ({', '.join(COMMANDS)}, list, show) or --markdown")
+        raise ValueError(f"expected an action ({', '.join(COMMANDS)}, list, show) or --markdown, got neither")
     elif args.action == "list":
         from ..paper.configurations import configuration_names
 

@@ -1,8 +1,8 @@
 """Show how a stack works, then train three small models, two of them with a stack, and compare them.
 
-First a nondeterministic stack with noisy transitions reads a string of brackets. Then a transformer, a transformer with
-stack attention and a single layer of stack attention learn well-nested brackets from short strings, and predict closing
-brackets in longer ones. The results are a table, a figure and an HTML report.
+First, a nondeterministic stack with noisy transitions reads a string of brackets. Then a transformer, a transformer
+with stack attention and a single layer of stack attention learn well-nested brackets from short strings, and predict
+closing brackets in longer ones. The results are a table, a figure and an HTML report.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TABLE_LENGTHS = (16, 40, 100)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(to_continue=TO_CONTINUE)
     add_output_folder(parser, "folder for runs, figure and report", "out/demo")
-    add_number(parser, "--epochs", "number of epochs", "from the configurations, 12", least=1)
+    add_number(parser, "--epochs", "number of epochs", "12, from the configurations", least=1)
     add_seed(parser, "the noise, the data and the training")
     parser.add_argument(
         "--configs",
@@ -81,7 +81,7 @@ def read_brackets(console: Console, seed: int) -> None:
 def bracket_transitions(tokens: list[str], generator, right: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
     """Log weights of an automaton that pushes opening brackets and pops them at closing brackets.
 
-    All log weights are normally distributed noise; `right` is added to those of the right transitions.
+    All log weights are normally distributed noise; `right` is added to those of the correct transitions.
 
     Returns:
         Log weights (1, T, 1, 3, 1, 3), (1, T, 1, 3, 1, 3) and (1, T, 1, 3, 1): one state, three stack symbols.
@@ -129,7 +129,7 @@ def compare(console: Console, out: Path, jobs: dict[str, CFLConfig], seed: int) 
         f"{jobs['tf'].training.max_epochs} epochs.\n"
         "   After each epoch: the difference between the model's cross-entropy and the entropy of the language, in "
         "nats per symbol. 0 is perfect.\n"
-        "   Then each model predicts the type of closing brackets in longer strings, which depends on what is open.",
+        "   Then each model predicts the types of closing brackets in longer strings, which depend on the open ones.",
         markup=False,
         soft_wrap=True,
     )

@@ -60,12 +60,12 @@ def _replace_closed_streams() -> None:
 
 
 def _output_error() -> OSError | None:
-    """Why standard output cannot be written; None if it can be: then the error was about another pipe or file."""
+    """Why standard output cannot be written to; None if it can, that is, if the error is about another pipe or file."""
     try:
         print(flush=True)  # fails even if nothing is buffered
     except OSError as error:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())  # otherwise the interpreter fails when it flushes the output at its end
+        os.dup2(null, sys.stdout.fileno())  # otherwise the interpreter fails when it flushes the output at exit
         os.close(null)
         return error
     return None
@@ -77,17 +77,17 @@ def _message(error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str | os.PathLike):
         return _missing_file(Path(error.filename))
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"  # without the number of the error
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"  # without the error number
     return str(error)
 
 
 def _memory_request(error: Exception) -> str | None:
-    """What could not be allocated; None if the error is another one. PyTorch raises a RuntimeError on the CPU."""
+    """What could not be allocated; None for any other error. On the CPU, PyTorch raises a RuntimeError."""
     if isinstance(error, MemoryError):
         return str(error)
     if not isinstance(error, RuntimeError):
         return None
-    from ..ops.memory import memory_request  # imports torch, which has been loaded if this is its error
+    from ..ops.memory import memory_request  # imports torch, which is already loaded if it raised this error
 
     request = memory_request(error)
     return f"PyTorch could not allocate {request}" if request else None
@@ -104,6 +104,6 @@ def _missing_file(path: Path) -> str:
 def _is_input_error(error: Exception) -> bool:
     if isinstance(error, ValueError | OSError | ModuleNotFoundError) or _memory_request(error) is not None:
         return True
-    from ..training import RunError  # imports torch, which has been loaded if this is a RunError
+    from ..training import RunError  # imports torch, which is already loaded if this is a RunError
 
     return isinstance(error, RunError)

@@ -1,7 +1,7 @@
-"""Formal languages: list them, sample and score strings, show properties of a grammar, write data sets.
+"""Formal languages: list them, sample and score strings, show properties of a grammar, and write data sets.
 
 LANGUAGE is a name from `stackattn language list` or the path of a grammar file in the notation
-S -> 'a' S 'a' [0.5] | [0.5]. Strings are one per line, symbols separated by spaces; logarithms are natural.
+S -> 'a' S 'a' [0.5] | [0.5]. Strings are written one per line, with spaces between symbols; logarithms are natural.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands,
         "write",
         summary,
-        "Write training, validation and test sets: strings as text, with their probabilities as JSON.",
+        "Write training, validation and test sets: the strings as text, and their probabilities as JSON.",
     )
     write.add_argument("out", type=path, metavar="FOLDER", help="folder for the files")
     write.add_argument(
@@ -143,7 +143,7 @@ def _score(args: argparse.Namespace) -> None:
         if isinstance(language, PCFG):
             scores = scores + language.length_log_prob([len(language.split_symbols(w)) for w in part])
         total.extend(scores)
-    # Languages that are not grammars have no distribution of lengths, so ln p(w) is undefined.
+    # Languages without a grammar have no distribution of lengths, so ln p(w) is undefined.
     totals = [f"{a:.12g}" if isinstance(language, PCFG) else "-" for a in total]
     lines = ["ln p(w)\tln p(w | length)\tw\n"]
     lines += [f"{a}\t{b:.12g}\t{w}\n" for a, b, w in zip(totals, given, strings, strict=True)]
@@ -186,10 +186,10 @@ def _show(args: argparse.Namespace) -> None:
         print(f"{length:6}  {mass}  {entropy} ({entropy.value / (length + 1):.6f})")
     if args.parse is not None:
         if grammar is None:
-            raise ValueError(f"--parse: {language} has no grammar")
+            raise ValueError(f"--parse: expected a language with a grammar, got {language}")
         parse = grammar.best_parse(args.parse)
         if parse is None:
-            raise ValueError(f"--parse: {args.parse!r} is not in the language {language}")
+            raise ValueError(f"--parse: expected a string of the language {language}, got {args.parse!r}")
         print(f"best parse: ln p = {parse.log_prob:.6f}; all parses: ln p(w) = {grammar.log_prob(args.parse):.6f}")
         print(parse.tree.draw())
         print(parse.tree.bracket())
@@ -318,7 +318,7 @@ def _lengths(language: Language, args: argparse.Namespace) -> Any:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """`41 43 .. 79` for an arithmetic sequence, all numbers otherwise."""
+    """`41 43 .. 79` for an arithmetic sequence of more than four numbers, otherwise all numbers."""
     steps = {b - a for a, b in pairwise(numbers)}
     if len(numbers) > 4 and len(steps) == 1:
         return f"{numbers[0]} {numbers[1]} .. {numbers[-1]}"

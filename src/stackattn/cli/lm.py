@@ -1,4 +1,4 @@
-"""Language models of sentences: prepare text, train models on it, evaluate them, generate and score sentences."""
+"""Language models of sentences: prepare text, train models on it, evaluate them, and generate and score sentences."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _generate(args: argparse.Namespace) -> int:
     sentences = sample(
         model,
         torch.tensor([[vocabulary.bos, *start]] * args.number, device=args.device),
-        max_new_tokens=args.max_length + 1,  # and EOS
+        max_new_tokens=args.max_length + 1,  # one more for EOS
         eos=vocabulary.eos,
         temperature=args.temperature,
         top_k=args.top_k,
@@ -156,7 +156,7 @@ def _score(args: argparse.Namespace) -> int:
         scores[i] = row
     rows = _sentence_rows(scores) if args.sentences else _token_rows(sentences, numbers, scores, vocabulary)
     text = io.StringIO()
-    csv.writer(text, "excel-tab", lineterminator="\n").writerows(rows)  # a token may be a quotation mark
+    csv.writer(text, "excel-tab", lineterminator="\n").writerows(rows)  # quotes tokens that contain quotation marks
     write_output(args.out, text.getvalue())
     return 0
 
@@ -168,7 +168,7 @@ def _agreement(args: argparse.Namespace) -> int:
     from ..training.lm import load_language_model, subject_verb_agreement
 
     model, vocabulary = load_language_model(args.model, args.device)
-    table = Table("attractors", "their number", "sentences", "accuracy", "margin in nats")
+    table = Table("attractors", "grammatical number", "sentences", "accuracy", "margin in nats")
     for row in subject_verb_agreement(model, vocabulary, args.number, args.seed):
         kind = "" if not row["attractors"] else "misleading" if row["misleading"] else "like the subject"
         figures = f"{row['accuracy']:.3f}", f"{row['margin']:.2f}"

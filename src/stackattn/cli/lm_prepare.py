@@ -53,7 +53,7 @@ def add_arguments(commands: Any) -> None:
         "(default: each line is one sentence)",
     )
     add_number(plain, "--max-length", "drop sentences of more than N tokens", "keep all")
-    rare = "replace tokens that occur fewer than N times in the training text by --unknown"
+    rare = "replace tokens that occur fewer than N times in the training text with --unknown"
     add_number(plain, "--min-count", rare, "2 for words, 1 for pieces")
     plain.add_argument(
         "--unknown", default="<unk>", metavar="TOKEN", help="token that replaces rare tokens (default: %(default)s)"
@@ -132,7 +132,7 @@ def _show(report: Mapping[str, Any], out: Path) -> None:
 
 
 def _show_comparison(lines: Sequence[tuple[str, int, int]]) -> bool:
-    """Print expected and found figures of the whole treebank; returns whether all of them agree."""
+    """Print the expected and the found counts of the whole treebank, and return whether all of them agree."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Translation: prepare bitext, train models on it, translate with them and evaluate them."""
+"""Translation: prepare bitext, train models on it, translate with them, and evaluate them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--files",
         nargs=2,
         metavar=("SOURCE", "REFERENCE"),
-        help="files to translate and to compare with (default: the split of the run's corpus)",
+        help="file to translate, and file of reference translations (default: the split of the run's corpus)",
     )
     evaluate.add_argument(
         "--out",
@@ -77,7 +77,7 @@ def _translate(args: argparse.Namespace) -> int:
     translator = _translator(args.model, args)
     standard = args.file == "-"
     lines = decode_lines(sys.stdin.buffer, "standard input") if standard else read_sentences(args.file)
-    waiting = standard and sys.stdin.isatty()  # interactive: translate each line at once
+    waiting = standard and sys.stdin.isatty()  # interactive: translate each line immediately
     with _counter("translating", None, not sys.stdout.isatty()) as done:
         for text in translator.translate_lines(lines, 1 if waiting else CHUNK, done):
             print(text, flush=waiting)
@@ -119,7 +119,7 @@ def _translator(folder: str, args: argparse.Namespace) -> Any:
 
 @contextmanager
 def _counter(what: str, total: int | None, wanted: bool = True) -> Iterator[Callable[[int], None]]:
-    """A function that counts what is done: a progress bar on standard error, or lines if that is not a terminal."""
+    """Yield a function that adds to a count, shown on standard error: a bar on a terminal, otherwise plain lines."""
     if not wanted:
         yield lambda count: None
         return

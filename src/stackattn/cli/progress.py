@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 60.0
-NAMED_RUNS = 4  # runs that a heartbeat line describes
+NAMED_RUNS = 4  # runs that a heartbeat describes; the others are only counted
 
 
 class Heartbeat:
@@ -132,7 +132,7 @@ class ProgressDisplay:
             self.heartbeat.shown = time.monotonic()
 
     def done(self, name: str, line: str) -> None:
-        """Replace the bar of a finished run by a line."""
+        """Replace the bar of a finished run with a line."""
         found = self.running.pop(name, None)
         if isinstance(found, Bar):
             self.progress.remove_task(found.task)
@@ -141,7 +141,7 @@ class ProgressDisplay:
     def _status(self) -> str:
         running = list(self.running.values())
         shown = [lines.status for lines in running[:NAMED_RUNS]]
-        return "\n".join([*shown, *([f"and {len(running) - NAMED_RUNS} more runs"] * (len(running) > NAMED_RUNS))])
+        return "\n".join([*shown, *([f"and {len(running) - NAMED_RUNS} more"] * (len(running) > NAMED_RUNS))])
 
 
 @contextmanager

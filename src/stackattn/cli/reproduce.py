@@ -60,7 +60,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         type=at_least(1),
         default=target.restarts,
         metavar="N",
-        help="number of runs of each model on each task (default: %(default)s, as in the paper)",
+        help="number of runs of each model on each task (default: %(default)s)",
     )
     restarts.add_argument(
         "--restart",
@@ -117,6 +117,6 @@ def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> list[P
             jobs,
             args,
             lambda folder, result: display.done(str(folder), outcome(folder, result)),
-            # without bars, one line per finished run is enough
+            # without a terminal, one line per finished run is enough
             lambda folder: display(str(folder), evaluations=False),
         )

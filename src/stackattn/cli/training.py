@@ -34,7 +34,7 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
         limits = args.budget, args.minutes_each
         return run_all_on_cluster(jobs, args.cluster, *limits, report, callback_for, memory, args.device)
     if args.memory is not None:
-        raise ValueError("--memory: only used on a cluster; add --cluster or leave it out")
+        raise ValueError("--memory: only used on a cluster; pass --cluster or omit --memory")
     from ..training.sweep import run_all
 
     return run_all(jobs, args.processes, args.budget, args.minutes_each, report, callback_for, args.device)

@@ -8,9 +8,10 @@ Modules:
 - `presets`: the options in which the published code differs from the paper
 - `experiments`: which runs make up each figure and table, and how they are shown
 - `cells`: the runs of one model on one task
-- `figure_2`, `figure_3`, `table_2`, `table_3`: figures and tables from the runs that exist
+- `figure_2`, `figure_3`, `table_2`, `table_3`: the paper's figures and tables, from the runs that exist
 - `table_1`, `table_4`, `table_5`: tables that are counted or measured without runs
 - `validity`: length generalisation, from the runs that exist
+- `documents`: perplexity and speed on long documents, from the runs that exist
 - `agreement`: how well stacks agree with real stacks, from the runs that exist
 - `measurements`: measurements of best models that are stored with the runs
 - `claims`: the claims of Section 6 and the rule that decides them

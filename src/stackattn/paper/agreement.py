@@ -1,4 +1,4 @@
-"""How well stacks find the real stack: the agreement of each run's stack, against the run's cross-entropy."""
+"""Agreement of each run's stack with a real stack, against the run's cross-entropy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def measure(cells: Sequence[Cell]) -> list[Point]:
-    """The agreement of all runs that have a stack and a kept model; measured on the same strings for all runs."""
+    """The agreement of all runs with stacks, on the same strings for all runs of a task; measured now if necessary."""
     labelled: dict[Any, LabelledStrings] = {}
 
     def measure_run(folder: Path) -> dict[str, Any]:

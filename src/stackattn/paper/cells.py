@@ -27,7 +27,7 @@ class Cell:
 
     @property
     def finished(self) -> str:
-        """How many of these have ended by early stopping or at the last epoch, such as `1 of 3`."""
+        """How many evaluated restarts have ended by early stopping or at the last epoch, such as `1 of 3`."""
         return f"{sum(TrainingRun(folder).finished for folder in self.folders)} of {self.evaluated}"
 
 

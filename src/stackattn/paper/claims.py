@@ -101,7 +101,7 @@ CLAIMS = (
         gap,
     ),
 )
-"""The claims that compare cross-entropies; docs/results.md also discusses those that do not."""
+"""The claims that compare cross-entropies; docs/results.md also discusses the others."""
 
 
 def compare(better: Sequence[float], worse: Sequence[float]) -> str:
@@ -137,7 +137,7 @@ def at_equal(budget: str, first: Sequence[Path], second: Sequence[Path]) -> tupl
     """Median of the best validation difference of each model, at the largest budget that all runs of both reached.
 
     Args:
-        budget: a key of the metrics that grows: `epoch`, or `cpu_seconds` for equal time.
+        budget: a key of the metrics whose value increases: `epoch`, or `cpu_seconds` for equal time.
         first, second: the runs of the two models.
     """
     histories = [[TrainingRun(folder).metrics() for folder in folders] for folders in (first, second)]

@@ -4,7 +4,7 @@ A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, withou
 
 - `demo/MODEL`: the three models of `stackattn demo`
 - `figure-2/TASK/MODEL`, `table-2/ptb/MODEL`, `table-3/D_MODEL/MODEL`: the paper's experiments
-- `validity/TASK/MODEL`: models of one stack layer, for length generalisation
+- `validity/TASK/MODEL`: models with one stack layer and nothing else, for length generalisation
 - `long/TASK/MODEL`: models whose stacks have a window or a limited depth, and the exact ones
 - `documents/TASK/MODEL`: models of articles, with softmax attention alone and with limited stacks
 - `table-2/wikitext-2/MODEL`, `table-3/small/MODEL`: smaller models on other corpora
@@ -51,7 +51,7 @@ def load_configuration(
 
     Args:
         command: the training command, `cfl`, `lm` or `mt`.
-        name: path of a YAML file or name of a shipped configuration; None for one that consists of overrides.
+        name: path of a YAML file or name of a shipped configuration; None if there are only overrides.
         overrides: changes such as `"training.max_epochs=5"`.
         preset: `paper` or `published`; replaces the preset of the file.
 

@@ -15,7 +15,7 @@ from .tables import number, publish
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print the table and write it to `out` as `documents`; returns an exit code, 1 if no run has been evaluated."""
+    """Print the table, write it to `out` as `documents`, and return an exit code: 1 if no run has been evaluated."""
     header = ["task", "model", "finished", "params", "tokens", "val.", "test", "tokens/s", "tokens/CPU s", "memory, MB"]
     rows = []
     for cell in cells:

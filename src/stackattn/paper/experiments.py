@@ -25,17 +25,17 @@ class Target:
     command: str
     """The command that trains its models: `cfl`, `lm` or `mt`."""
     tasks: tuple[str, ...]
-    """Tasks in the paper."""
+    """Tasks that it shows, and that are trained by default."""
     models: tuple[str, ...]
     """Slugs of its models."""
     restarts: int
-    """Number of restarts of each cell in the paper."""
+    """Default number of restarts of each cell; for the paper's figures and tables, the paper's number."""
     show: Callable[[Sequence[Cell], Path], int]
     """Prints the cells and writes them to a folder; returns an exit code."""
     configs: str
-    """Name of its configurations, and of the default output folder."""
+    """Name of the folder of its configurations, and of its default output folder."""
     other_tasks: tuple[str, ...] = ()
-    """Tasks that are not in the paper."""
+    """Further tasks that it shows, which are trained only if they are chosen; they are not in the paper."""
     other_models: tuple[str, ...] = ()
     """Models of other targets that it shows as well."""
     draws: bool = False
@@ -101,7 +101,7 @@ class Target:
 
 
 def _shown_by(module: str, function: str = "show") -> Callable[..., int]:
-    """A function of a module of this package, imported when it is called."""
+    """Return a function that imports a module of this package and calls the named function of it."""
 
     def show(*arguments: Any) -> int:
         return getattr(import_module(f".{module}", __package__), function)(*arguments)
@@ -149,7 +149,7 @@ TARGETS = {
         **_FIGURE_2,
     ),
     "validity": Target(
-        summary="Validity up to five times the training lengths; trains models of one stack layer (not in the paper)",
+        summary="Validity up to five times the training lengths; trains models with one stack layer (not in the paper)",
         command="cfl",
         tasks=_LANGUAGES,
         models=tuple(STACKS_ALONE),
@@ -208,7 +208,7 @@ TARGETS = {
         other_tasks=("small",),
     ),
 }
-"""Everything that `stackattn reproduce` can make, by name."""
+"""The figures and tables that `stackattn reproduce` makes from training runs, by name."""
 
 
 @dataclass(frozen=True)
@@ -229,4 +229,4 @@ MEASUREMENTS = {
     ),
     "table-5": Measurement("Table 5: parameter counts on context-free languages", _shown_by("table_5")),
 }
-"""Everything that `stackattn reproduce` can make without training, by name."""
+"""The tables that `stackattn reproduce` makes without training runs, by name."""

@@ -37,7 +37,7 @@ def show(cells: Sequence[Cell], out: Path, name: str) -> int:
     """Draw the actions of the best run as NAME.png and NAME.svg, and write their agreement with the paper as a table.
 
     Returns:
-        An exit code: 1 if no run has a model.
+        An exit code: 1 if no run has been evaluated.
     """
     for cell in cells:
         if (found := best_of(cell.folders)) is None:
@@ -64,7 +64,7 @@ def show(cells: Sequence[Cell], out: Path, name: str) -> int:
 
 
 def stack_actions(folder: Path, language: Language, text: str) -> torch.Tensor:
-    """Shares (n + 1, 3) of push, no-op and pop at BOS and each symbol of a string, of the best model of a run."""
+    """Shares (n + 1, 3) of push, no-op and pop at BOS and each symbol of a string, for the best model of a run."""
     ids = torch.from_numpy(language.encode(text))[None]
     (trace,) = trace_stacks(load(model_folder(folder)), with_bos(language, ids))
     return trace.actions()[0]

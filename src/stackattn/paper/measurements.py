@@ -1,4 +1,4 @@
-"""Measurements of a run's best model, which are stored in the folder of the run and made when they are needed."""
+"""Measurements of a run's best model, which are made when they are needed and stored in the folder of the run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def results_of_test(
 ) -> dict[str, Any]:
     """The contents of `test.json`, measured now if necessary.
 
-    If the results cannot be measured, the reason is printed and an empty dictionary returned, so that the other rows
-    are still shown. A run whose model was not kept returns its stored results.
+    If the results cannot be measured, the reason is printed and an empty dictionary is returned, so that the other rows
+    are still shown. For a run whose model was not kept, the stored results are returned.
 
     Args:
         folder: run folder.
@@ -41,8 +41,8 @@ def results_of_test(
 def measured_once(folder: Path, file: str, measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """The contents of another file of a run, measured now unless they belong to the run's best model.
 
-    Like `results_of_test`, it returns an empty dictionary if nothing can be measured, and what is stored if the model
-    was not kept.
+    Like `results_of_test`, it returns an empty dictionary if nothing can be measured, and the stored measurements if
+    the model was not kept.
 
     Args:
         folder: run folder.

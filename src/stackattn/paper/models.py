@@ -14,7 +14,7 @@ Config = LSTMConfig | TransformerLMConfig | Seq2SeqConfig
 
 
 class LanguageSizes(NamedTuple):
-    """What the sizes of a model on a context-free language depend on."""
+    """The properties of a context-free language that determine the sizes of its models."""
 
     alphabet: int  # number of symbols, without EOS and BOS
     num_states: int  # of the nondeterministic stack
@@ -33,7 +33,7 @@ MT_TYPES = 6153  # pieces, including UNK
 
 
 def _counts(*counts: int) -> dict[str, int]:
-    """Counts by label, of all models or of the transformers."""
+    """Counts by label: six for all models, or three for the transformers."""
     return dict(zip(tuple(LABELS.values())[-len(counts) :], counts, strict=True))
 
 
@@ -91,7 +91,7 @@ def paper_config(task: str, label: str, *, published: bool = False) -> Config:
         make = _lstm if label.startswith("LSTM") else _language_transformer
         return make(*LANGUAGES[task], label, published)
     if label.startswith("LSTM"):
-        raise ValueError(f"label: the paper has no LSTM for {task}, got {label!r}")
+        raise ValueError(f"label: expected Tf, Tf+Sup or Tf+Nd for {task}, got {label!r}")
     if task == "ptb":
         return TransformerLMConfig(
             input_size=PTB_TYPES + 3,  # EOS, BOS and padding

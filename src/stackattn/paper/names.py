@@ -25,7 +25,7 @@ LIMITED = {
     "tf-sup-d64": "Tf+Sup, depth 64",
     "tf-nd-w64": "Tf+Nd, window 64",
 }
-"""Labels of models whose stacks have a limited depth or a window. The slug of the exact model comes first."""
+"""Labels of models whose stacks have a limited depth or a window. Each slug begins with that of the exact model."""
 
 ALL_LABELS = {**LABELS, **STACKS_ALONE, **LIMITED}
 """Labels of all models."""

@@ -53,7 +53,7 @@ def published(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_variants(language: object) -> bool:
-    """Whether a language has the parameter `variant`, like those of the paper."""
+    """Whether a language has the parameter `variant`, as the paper's languages do."""
     make = TASKS.get(language) if isinstance(language, str) else None
     return make is not None and "variant" in inspect.signature(make).parameters
 

@@ -3,7 +3,7 @@
 With any number of processors, an operation on tensors takes one step for each product or function of its elements, and
 the sum (or maximum) of k numbers takes log2(k) steps, rounded up. The parallel time of an algorithm is the length of
 the longest chain of operations in which each one needs the result of the one before. The chain is counted while the
-`torch` backend runs; the kernel `cpp` computes the same recurrences.
+`torch` backend runs; the `cpp` kernel computes the same recurrences.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DependentSteps(TorchDispatchMode):
 
 
 def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
-    """Count the steps for each length, print the table and write it to `out` as `table-1`; returns an exit code."""
+    """Count the steps for each length, print the table, write it to `out` as `table-1`, and return an exit code."""
     header = ["task", "attention", *(f"n = {n}" for n in lengths), "exponent", "ours", "paper", "paper, theoretical"]
     rows = []
     for name, run in ATTENTION.items():
@@ -132,7 +132,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def _steps(func: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """One step, and log2 of the number of terms of the sums in the operation."""
+    """One step for products and functions of elements, and log2 of the number of terms for each sum or maximum."""
     name = func._schema.name.removeprefix("aten::").rstrip("_")
     if name in ("mm", "bmm", "baddbmm", "addmm"):
         terms = inputs[-1].shape[-2]

@@ -17,7 +17,7 @@ from .tables import number, publish
 
 
 class Paper(NamedTuple):
-    """The paper's results of a model on the Penn Treebank."""
+    """The paper's results for a model on the Penn Treebank."""
 
     parameters: int
     validation: float  # perplexity
@@ -36,7 +36,7 @@ PAPER = {
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print Table 2 and write it to `out` as `table-2`; returns an exit code, 1 if no run has been evaluated."""
+    """Print Table 2, write it to `out` as `table-2`, and return an exit code: 1 if no run has been evaluated."""
     header = ["task", "model", "source", "params", "val.", "test", "runs", "rate", "batch"]
     rows = []
     for cell in cells:
@@ -59,7 +59,7 @@ def _perplexities(parameters: int | None, validation: float | None, test: float 
 
 
 def show_cost(cells: Sequence[Cell], out: Path) -> int:
-    """Print Table 6 and write it to `out` as `table-ptb-cost`; returns an exit code, 1 if no run has been evaluated.
+    """Print Table 6, write it to `out` as `table-ptb-cost`, and return an exit code: 1 if no run has been evaluated.
 
     Like the paper, it shows the fastest run of each model. Evaluations and checkpoints are not timed.
     """

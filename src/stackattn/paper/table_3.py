@@ -19,7 +19,7 @@ SEARCH = {"beam_size": 4, "max_tokens": 256}
 
 
 class Paper(NamedTuple):
-    """The paper's results of a model: parameters, perplexity on validation and BLEU on test."""
+    """The paper's results for a model: parameters, validation perplexity and test BLEU."""
 
     parameters: int | None = None
     perplexity: float | None = None
@@ -39,7 +39,7 @@ PAPER = {
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print the table and write it to `out` as `table-3`; returns an exit code, 1 if no run has been evaluated."""
+    """Print the table, write it to `out` as `table-3`, and return an exit code: 1 if no run has been evaluated."""
     columns = [column for name in ("parameters", "perplexity", "BLEU") for column in (name, f"{name}, paper")]
     header = ["tier", "model", "runs", *columns]
     rows, signatures = [], set()

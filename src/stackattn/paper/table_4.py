@@ -34,7 +34,7 @@ ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "superposition": lambda: SuperpositionStackAttention(D_MODEL, D_MODEL),
     "nondeterministic": lambda: NondeterministicStackAttention(D_MODEL, STATES, SYMBOLS, EMBEDDING),
 }
-PAPER = {  # serial time, space, and space of a forward pass alone, by n
+PAPER = {  # serial time, space, and space of a forward pass alone, as functions of n
     "softmax": ("n^2", "n^2", "n^2"),
     "superposition": ("n^2", "n^2", "n"),
     "nondeterministic": ("n^3", "n^2", "n^2"),
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     """Cost of one pass over a batch of sequences of one length."""
 
     seconds: float  # the fastest of several passes
-    megabytes: float  # by which the peak memory grew since the first, short pass; nan if it is unknown
+    megabytes: float  # growth of the peak memory since the first, short pass; nan if it is unknown
 
 
 def measure(name: str, lengths: Sequence[int], backward: bool) -> list[Measured]:
@@ -69,7 +69,7 @@ def measure(name: str, lengths: Sequence[int], backward: bool) -> list[Measured]
 
 
 def _measure_alone(name: str, lengths: Sequence[int], backward: bool) -> list[Measured]:
-    """The same in a new process, whose peak memory is not that of an earlier measurement."""
+    """Call `measure` in a new process, so that the peak memory is not that of an earlier measurement."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measure, name, lengths, backward).result()
 
@@ -85,7 +85,7 @@ def _seconds(layer: nn.Module, n: int, backward: bool) -> float:
 
 
 def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
-    """Measure, print the table and write it to `out` as `table-4`; returns an exit code."""
+    """Measure, print the table, write it to `out` as `table-4`, and return an exit code."""
     header = ["measure", "attention", *(f"n = {n}" for n in lengths), "exponent", "paper"]
     measured = {name: [n for n in lengths if n <= LONGEST.get(name, n)] for name in ATTENTION}
     both, forward = ({name: _measure_alone(name, measured[name], b) for name in ATTENTION} for b in (True, False))

@@ -9,7 +9,7 @@ from .tables import publish
 
 
 def show(out: Path) -> int:
-    """Print the table and write it to `out` as `table-5`; returns an exit code, 1 if a count differs."""
+    """Print the table, write it to `out` as `table-5`, and return an exit code: 1 if a count differs."""
     rows = [
         [task, label, f"{count_parameters(paper_config(task, label)):,}", f"{paper:,}"]
         for task, counts in TABLE_5.items()

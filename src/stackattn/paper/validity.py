@@ -16,7 +16,7 @@ from .measurements import measured_once
 from .names import ALL_LABELS, LIMITED
 from .tables import publish
 
-LENGTHS, STEP, STRINGS = (40, 400), 60, 30  # 40, 100, 160, ..., 400, and 30 strings of each
+LENGTHS, STEP, STRINGS = (40, 400), 60, 30  # lengths 40, 100, 160, ..., 400, with 30 strings of each
 FILE = "validity.json"
 
 
@@ -78,7 +78,7 @@ def _measured(cell: Cell) -> Curves | None:
 
 def _measure(folder: Path) -> dict[str, Any]:
     lengths = _lengths()
-    # Past the last length, because a language may have no strings of exactly that length, only longer ones.
+    # The range extends past the last length: a language may have no strings of exactly that length, only longer ones.
     return evaluate_run(folder, (lengths[0], lengths[-1] + STEP - 1), STRINGS, step=STEP)
 
 

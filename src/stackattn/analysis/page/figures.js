@@ -1,5 +1,5 @@
-// Figures of one string. Each function returns a function that moves the figure's marker to a step. Labels are separate
-// drawings, so that they stay in place when a figure is scrolled.
+// Figures of one string. `timeline` and `attentionMap` each return a function that moves the figure's marker to a step.
+// Labels are separate SVG elements, so that they stay in place when a figure is scrolled.
 
 const LETTER = 7.3; // width of a character at font size 12
 

@@ -40,7 +40,7 @@ for (const language of languages) {
   }
   const tested = runs.filter((run) => run.test);
   if (tested.length) {
-    // the entropy is an estimate: take the one from the most strings
+    // The entropy is an estimate: use the one from the most strings.
     const tests = tested.map((run) => run.test).sort((a, b) => b.strings - a.strings);
     const { entropy, perfect, strings, longest } = tests[0];
     const series = [

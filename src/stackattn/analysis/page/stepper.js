@@ -82,7 +82,7 @@ class Stepper {
       if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
       if (event.target.closest("select, input")) return;
       const keys = { ArrowLeft: this.step - 1, ArrowRight: this.step + 1 };
-      // Elsewhere on the page, Home and End scroll what has the focus.
+      // Elsewhere on the page, Home and End scroll the focused element.
       if (event.target === document.body || event.target.closest("#stepper"))
         Object.assign(keys, { Home: 0, End: this.last });
       if (!(event.key in keys)) return;
@@ -242,7 +242,7 @@ class Stepper {
     return made;
   }
 
-  // Stack of a run of the automaton after a step, bottom first: [index of the token or -1, symbol].
+  // Stack of a run of the automaton after a step, from bottom to top: [index of the token or -1, symbol] each.
   stackOf(run, step) {
     const stack = [[-1, 0]];
     for (let t = 0; t <= step; t++) {
@@ -309,13 +309,13 @@ class Stepper {
     else if (!this.text.inLanguage) notes.push(`The complete string is not in the language.${this.text.whyExcluded}`);
     if (truth && !this.text.seenLength) {
       const [from, to] = this.text.lengths;
-      notes.push(`Training had no strings of this length. “Language” is for lengths from ${from} to ${to}.`);
+      notes.push(`Training had no strings of this length. The language’s distribution is for ${from}–${to} symbols.`);
     }
     byId("next").replaceChildren(...bars);
     byId("next-notes").replaceChildren(...notes.map((note) => make("p", { class: "quiet" }, note)));
   }
 
-  // The most likely next tokens of a sentence, and the token that follows; nothing for an encoder.
+  // The most likely next tokens and the actual one; for an encoder, a note that it predicts nothing.
   showLikely() {
     const likely = this.text.likely[this.step] ?? [],
       following = this.text.following[this.step];
@@ -323,7 +323,7 @@ class Stepper {
       bar(make("span", { class: "token" }, token), [[weight, "strong"]], weight),
     );
     byId("next").replaceChildren(...bars);
-    const note = following ? `Follows: ${following[0]} (${(following[1] / 1000).toFixed(2)})` : "";
+    const note = following ? `Actual next token: ${following[0]} (${(following[1] / 1000).toFixed(2)})` : "";
     byId("next-notes").replaceChildren(make("p", { class: "quiet" }, note || "An encoder predicts nothing."));
   }
 
@@ -363,7 +363,7 @@ function share(value) {
   return value >= 0.001 ? percent(value) : value === 0 ? "0 %" : `share ${value.toExponential(0)}`;
 }
 
-// fills: [[thousandths, class], ...]; with a second value, two bars are drawn one above the other
+// fills: [[thousandths, class], ...]. With a second value, two bars are drawn, one above the other.
 function bar(label, fills, value, second) {
   const track = make("div", { class: "track" });
   for (const [size, kind] of fills)
