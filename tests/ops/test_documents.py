@@ -167,5 +167,5 @@ def test_restarted_states_that_return_weights(backend, hidden):
 def test_wrong_rows_to_restart():
     state = SuperpositionState.empty(2)
     for rows in (torch.tensor([True]), torch.tensor([0, 1]), [True, False]):
-        with pytest.raises(ValueError, match="rows: expected a vector of 2 bools, one for each sequence, got "):
+        with pytest.raises(ValueError, match=r"rows: expected a bool tensor of shape \(2,\), got "):
             state.restart(rows)

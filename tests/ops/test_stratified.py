@@ -180,7 +180,7 @@ PUSH = torch.full((2, 4), 0.5)
         (ValueError, lambda: stratified_weights(PUSH, PUSH, backend="cpp"), "backend: expected .* got 'cpp'"),
         (ValueError, lambda: stratified_weights(PUSH, PUSH, torch.tensor([5, 0])), "lengths: expected values from 0"),
         (ValueError, lambda: stratified_readings(PUSH, PUSH, PUSH), r"values: expected shape \(2, 4, m\)"),
-        (ValueError, lambda: StratifiedState.empty(3).extend(PUSH, PUSH), "push: expected 3 sequences like the state"),
+        (ValueError, lambda: StratifiedState.empty(3).extend(PUSH, PUSH), "push: expected batch size 3 like the state"),
         (ValueError, lambda: StratifiedState.empty(-1), "batch_size: expected a non-negative integer"),
     ],
 )

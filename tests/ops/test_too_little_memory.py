@@ -13,8 +13,8 @@ from stackattn.ops.memory import names_argument
 STEPS = 10**12
 BACKENDS = ["torch", pytest.param("cpp", marks=pytest.mark.skipif(kernel is None, reason="no kernel"))]
 MESSAGE = (
-    rf": expected sequences that fit into memory, got 1 of {STEPS} steps, for which (more than )?\d+ bytes could not "
-    "be allocated; use shorter or fewer sequences$"
+    rf": expected sequences that fit into memory, got B = 1 and T = {STEPS}, for which (more than )?\d+ bytes could "
+    "not be allocated; use shorter or fewer sequences$"
 )
 
 
@@ -129,7 +129,7 @@ def test_the_argument_of_the_outer_function_is_named():
     def call(_, outer):
         allocate(outer[:, :3])
 
-    with pytest.raises(MemoryError, match=r"^outer: .* got 2 of 7 steps, for which 12 bytes could not be"):
+    with pytest.raises(MemoryError, match=r"^outer: .* got B = 2 and T = 7, for which 12 bytes could not be"):
         call(None, torch.zeros(2, 7))
 
 
@@ -139,7 +139,7 @@ def test_errors_of_gpus_keep_their_type_and_other_errors_stay():
         raise error
 
     inner = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 4 GiB.")
-    with pytest.raises(torch.OutOfMemoryError, match=r"^x: .* got 2 of 7 steps, for which 20.00 GiB could not be"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"^x: .* got B = 2 and T = 7, for which 20.00 GiB could not be"):
         fail(torch.zeros(2, 7), inner)
     for error in (RuntimeError("Tried to find 3 bytes"), RuntimeError("stack overflow"), ValueError("x")):
         with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):

@@ -15,13 +15,13 @@ from stackattn.ops.pytorch import operators, window
 from stackattn.ops.triton_backend import availability
 
 STACK = Nondeterministic(2, 2)
-SIZES = "2 states and 2 symbols"
+SIZES = "Q = 2 and S = 2"
 # operator, inputs, what the warning calls it, and the functions of the forward and backward pass
 OPERATORS = {
     "superposition": (
         stackattn.superposition_weights,
         Superposition().inputs(2, 6),
-        "1 states and 1 symbols on cpu",
+        "Q = 1 and S = 1 on cpu",
         (operators.superposition, operators.superposition_backward),
     ),
     "nondeterministic": (
@@ -145,7 +145,7 @@ def test_the_first_use_may_be_in_any_context(use, call):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("__version__ = '3.6.1'", "expected Triton 3.7 or newer, found 3.6.1. Triton belongs to a version of PyTorch"),
+        ("__version__ = '3.6.1'", "expected Triton 3.7 or newer, found 3.6.1. Each version of PyTorch needs its own"),
         ("raise OSError('no libcuda')", "Triton cannot be imported (OSError: no libcuda). Reinstall PyTorch"),
         ("__version__ = '3.10.0+git1'", "available"),
     ],

@@ -293,7 +293,7 @@ def test_a_wrong_depth(depth):
     [
         (ValueError, lambda a, v: (a, v[:, 1:]), r"values: expected shape \(2, 4, m\), got \(2, 3, 3\)"),
         (ValueError, lambda a, v: (a, v[..., :2]), "values: expected size 3 like the state, got 2"),
-        (ValueError, lambda a, v: (a[:1], v[:1]), "actions: expected 2 sequences like the state, got 1"),
+        (ValueError, lambda a, v: (a[:1], v[:1]), "actions: expected batch size 2 like the state, got 1"),
         (TypeError, lambda a, v: (a, v.long()), "values: expected one of float32"),
         (ValueError, lambda a, v: (a * torch.nan, v), "actions: expected finite numbers, .* in sequence 0 at step 0"),
         (ValueError, lambda a, v: (a, v, torch.tensor([5, 0])), "lengths: expected values from 0 to T = 4, got 5"),

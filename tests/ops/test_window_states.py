@@ -187,7 +187,7 @@ def test_other_dtypes(dtype, backend):
     [
         (ValueError, lambda p, r, o, v: (p, r, o, v[:, 1:]), r"values: expected shape \(2, 4, m\), got \(2, 3, 3\)"),
         (ValueError, lambda p, r, o, v: (p, r, o, v[..., :2]), "values: expected size 3 like the state, got 2"),
-        (ValueError, lambda *x: tuple(y[:1] for y in x), "log_push: expected 2 sequences like the state, got 1"),
+        (ValueError, lambda *x: tuple(y[:1] for y in x), "log_push: expected batch size 2 like the state, got 1"),
         (TypeError, lambda p, r, o, v: (p, r, o, v.long()), "values: expected one of float32"),
         (ValueError, lambda p, r, o, v: (p * torch.nan, r, o, v), "log_push: .* in sequence 0 at step 0"),
         (ValueError, lambda *x: (*x, torch.tensor([5, 0])), "lengths: expected values from 0 to T = 4, got 5"),

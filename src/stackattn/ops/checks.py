@@ -52,7 +52,7 @@ def check_tensor(name: str, x: Tensor) -> None:
 
 
 def _check_dense(name: str, x: Tensor) -> None:
-    """Check that `x` is neither sparse nor nested, nor in the layout of another library."""
+    """Check that `x` is neither sparse, nor nested, nor in the layout of another library."""
     if x.layout != torch.strided or x.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got {'a nested tensor' if x.is_nested else x.layout}")
 
@@ -81,7 +81,7 @@ def check_count(name: str, count: int, *, least: int = 1) -> None:
 
 
 def check_limit(name: str, limit: int | None) -> None:
-    """Check the depth or window of a stack: None is no limit."""
+    """Check the depth or window of a stack; None means no limit."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"{name}: expected a positive integer, or None for no limit, got {limit!r}")
     if limit is not None and limit > MAX_LIMIT:
@@ -102,7 +102,7 @@ def check_values(values: Tensor, actions: Tensor, rows: int) -> None:
 def check_same_batch(name: str, x: Tensor, state: Any) -> None:
     """Check that `x` fits the batch size and device of a state."""
     if x.shape[0] != state.batch_size:
-        raise ValueError(f"{name}: expected {state.batch_size} sequences like the state, got {x.shape[0]}")
+        raise ValueError(f"{name}: expected batch size {state.batch_size} like the state, got {x.shape[0]}")
     if x.device != state.device:
         raise ValueError(f"{name}: expected device {state.device} like the state, got {x.device}; move it with .to")
 
@@ -149,14 +149,14 @@ def check_index(index: Tensor, state: Any) -> Tensor:
 def check_rows(rows: Tensor, state: Any) -> Tensor:
     """A validated mask of the sequences of a state's batch."""
     if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (state.batch_size,):
-        raise ValueError(f"rows: expected a vector of {state.batch_size} bools, one for each sequence, got {rows!r}")
+        raise ValueError(f"rows: expected a bool tensor of shape ({state.batch_size},), got {rows!r}")
     if rows.device != state.device:
         raise ValueError(f"rows: expected device {state.device} like the state, got {rows.device}")
     return rows
 
 
 def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: bool) -> None:
-    """Raise ValueError for nan or infinity within the lengths; `minus_infinity`: -inf is allowed.
+    """Raise ValueError for nan or infinity within the lengths; with `minus_infinity`, -inf is allowed.
 
     Where values are not read (immediate.py), nothing is checked: nan and infinity make the results nan.
     """

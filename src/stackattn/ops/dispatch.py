@@ -1,4 +1,4 @@
-"""The available implementations of the operators, and the choice between them."""
+"""The available implementations of the operators, and the choice of one of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def backends() -> dict[str, str]:
     """The backends and their status.
 
     Returns:
-        For each backend `"available"`, or the reason why it is not available and what to do.
+        For each backend, `"available"`, or the reason why it is not available and what to do.
 
     Examples::
 
@@ -104,7 +104,7 @@ def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1,
     """Resolve `"auto"` for tensors on `device`; raise if the requested backend cannot run there.
 
     For an operator with Q states and S symbols (1 and 1: superposition), `"triton"` is compared with `"torch"` at its
-    first use on a device; if they disagree, the result is `"torch"`. Without Q, `"triton"` is refused.
+    first use on a device; if they disagree, the result is `"torch"`. Without Q, `"triton"` raises ValueError.
     """
     if backend not in NAMES:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, NAMES))}, got {backend!r}")
@@ -129,7 +129,8 @@ def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1,
     if backend == "triton":
         if Q is None:
             raise ValueError(
-                "backend 'triton' does not support limited depths, states or softmax attention; use 'torch' or 'auto'"
+                "backend 'triton' does not support limited depths, states, stratified stacks or softmax attention; use "
+                "'torch' or 'auto'"
             )
         availability.require(device)
         return "triton" if availability.works(device, Q, S, windowed) else "torch"
@@ -143,7 +144,7 @@ def module_of(backend: str, name: str = "operators") -> ModuleType:
 
 
 def choose_for_state(backend: str, device: torch.device) -> str:
-    """Like `choose`, for a state; `"reference"`, which has no states, is refused."""
+    """Like `choose`, for a state. Raises ValueError for `"reference"`, which has no states."""
     backend = choose(backend, device)
     if backend == "reference":
         raise ValueError("backend: expected 'auto', 'torch' or 'cpp' for a state, got 'reference'")

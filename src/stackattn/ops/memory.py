@@ -27,7 +27,7 @@ def chart_memory(default: int) -> int:
 
 
 def memory_request(error: BaseException) -> str | None:
-    """The memory that could not be allocated, such as "12 bytes"; None if the error is another one.
+    """The memory that could not be allocated, such as "12 bytes"; None for other errors.
 
     PyTorch raises a RuntimeError on the CPU and an OutOfMemoryError on a GPU, the kernel a MemoryError.
     """
@@ -44,14 +44,14 @@ def memory_request(error: BaseException) -> str | None:
 def names_argument(
     name: str, position: int = 0
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """A decorator: too little memory becomes an error about the argument `name`.
+    """A decorator that turns a failed allocation into an error about the argument `name`.
 
-    It is a MemoryError, or PyTorch's OutOfMemoryError on a GPU. If a decorated function calls another one, the error is
-    about the argument of the outer function, which is the one that the user has called.
+    The error is a MemoryError, or PyTorch's OutOfMemoryError on a GPU. If a decorated function calls another one, the
+    error is about the argument of the outer function, which is the one that the user called.
 
     Args:
-        name: what users call the argument.
-        position: its position; a tensor (B, T, ...).
+        name: public name of the argument, a tensor (B, T, ...).
+        position: its position.
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -70,8 +70,8 @@ def names_argument(
                 tensor: Any = args[position] if len(args) > position else kwargs[name]
                 kind = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else MemoryError
                 raise kind(
-                    f"{name}: {_EXPECTED}, got {tensor.shape[0]} of {tensor.shape[1]} steps, for which {request} could "
-                    "not be allocated; use shorter or fewer sequences"
+                    f"{name}: {_EXPECTED}, got B = {tensor.shape[0]} and T = {tensor.shape[1]}, for which {request} "
+                    "could not be allocated; use shorter or fewer sequences"
                 ) from cause
 
         return call

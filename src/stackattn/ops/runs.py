@@ -66,7 +66,7 @@ class AutomatonRun:
         """
         texts = [str(label) for label in (range(len(self.operations)) if labels is None else labels)]
         if len(texts) != len(self.operations):
-            raise ValueError(f"labels: expected one for each of the {len(self.operations)} steps, got {len(texts)}")
+            raise ValueError(f"labels: expected {len(self.operations)}, one for each step, got {len(texts)}")
         width, lines, before = max(map(len, texts), default=0), [], 1
         for label, operation, stack in zip(texts, self.operations, self.stacks(), strict=True):
             depth = max(before, len(stack)) - 1
@@ -84,7 +84,7 @@ def best_runs(
     *,
     window: int | None = None,
 ) -> list[AutomatonRun]:
-    """The run with the largest weight of each sequence. Ties are broken deterministically.
+    """For each sequence, the run with the largest weight. Ties are broken deterministically.
 
     Args:
         log_push, log_replace, log_pop, lengths, window: as in `nondeterministic_weights`.
@@ -188,7 +188,7 @@ def _sequences(
 
 
 class _Tracer:
-    """Traces runs backwards through the chart of one sequence; `choose` selects one term of every sum."""
+    """Traces runs backwards through the chart of one sequence; `choose` selects one term of each sum."""
 
     def __init__(
         self, index: int, transitions: tuple[Tensor, Tensor, Tensor], reduce: Reduce, window: int | None
@@ -198,7 +198,8 @@ class _Tracer:
         self.D, self.P, self.F, alpha = (np.ascontiguousarray(x[0].numpy()) for x in chart)
         self.length, self.num_states, self.num_symbols = self.push.shape[:3]
         if alpha[self.length].max() == -np.inf:
-            raise ValueError(f"sequence {index} has no run: its transitions allow no run of {self.length} steps")
+            hint = "allow more transitions" if window is None else "allow more transitions, or use a larger window"
+            raise ValueError(f"sequence {index}: expected a run of length {self.length}, got none; {hint}")
 
     def run(self, choose: Choose) -> AutomatonRun:
         Q, S = self.num_states, self.num_symbols

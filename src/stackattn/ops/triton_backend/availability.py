@@ -31,7 +31,7 @@ def status() -> str:
     if not torch.cuda.is_available() and not interpreted():
         return "PyTorch finds no GPU. On the CPU, use 'cpp'."
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed. A PyTorch for GPUs installs it; otherwise: `pip install 'stackattn[gpu]'`."
+        return "Triton is not installed. GPU builds of PyTorch include it; otherwise: `pip install 'stackattn[gpu]'`."
     try:
         import triton  # pyright: ignore[reportMissingImports]
     except Exception as error:  # an installation for another platform or PyTorch can raise any error
@@ -40,8 +40,8 @@ def status() -> str:
     found = tuple(int(x) for x in triton.__version__.split(".")[:2])
     if found < OLDEST:
         return (
-            f"expected Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {triton.__version__}. Triton belongs to a "
-            "version of PyTorch: install a newer PyTorch, or use 'torch'."
+            f"expected Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {triton.__version__}. Each version of PyTorch "
+            "needs its own version of Triton: install a newer PyTorch, or use 'torch'."
         )
     return "available"
 
@@ -55,17 +55,19 @@ def require(device: torch.device) -> None:
 
 
 def works(device: torch.device, Q: int, S: int, windowed: bool = False) -> bool:
-    """Whether the kernels agree with the `torch` backend on a tiny problem; checked once for each device and sizes.
+    """Whether the kernels agree with the `torch` backend on a tiny problem; checked once for each device, Q and S.
 
-    The kernels of windows are others, and are checked when a window is first used.
+    Windows have kernels of their own, which are checked when a window is first used.
 
-    A wrong result, or an error of the compiler or the driver, warns once. The caller then uses the `torch` backend.
+    A wrong result, or an error of the compiler or the driver, causes one warning. The caller then uses the `torch`
+    backend.
     """
     check_sizes(Q, S)
     return _agrees(device, Q, S, windowed)
 
 
-# What torch.compiler.assume_constant_result does, which would import the compiler: torch.compile calls the function.
+# The effect of torch.compiler.assume_constant_result, which would import the compiler: torch.compile calls the function
+# instead of tracing it.
 works._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -77,7 +79,7 @@ def _agrees(device: torch.device, Q: int, S: int, windowed: bool) -> bool:
         problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if problem is not None:
         warn_caller(
-            f"stackattn uses its `torch` backend instead of 'triton' for {Q} states and {S} symbols"
+            f"stackattn uses its `torch` backend instead of 'triton' for Q = {Q} and S = {S}"
             f"{' with a window' if windowed else ''} on {device}: {problem}. Please report this (docs/gpu.md)."
         )
     return problem is None
@@ -90,7 +92,7 @@ def _in_new_thread(function: Callable[..., Result], *args: Any) -> Result:
 
 
 def _difference(device: torch.device, Q: int, S: int, windowed: bool) -> str | None:
-    """Compare results and gradients of two sequences of 5 steps; returns what differs."""
+    """Compare results and gradients of two sequences, of 5 and 3 steps; return what differs, or None."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:
