@@ -9,6 +9,7 @@ Modules:
     specs             layer specifications, their notation and their attention layers
     attention         softmax attention over the same or another sequence
     dropout           dropout alone, with a residual addition, and after a ReLU
+    linear            linear layer that uses oneDNN where that is faster
     layers            transformer layers: attention and feed-forward network with norms and residual connections
     adapters          stack attention inside PyTorch's transformer layers
     state             states for running layers and models step by step

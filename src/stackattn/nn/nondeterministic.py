@@ -20,8 +20,8 @@ class NondeterministicStackAttention(StackAttention):
         num_states: number of states Q of the automaton.
         num_symbols: number of stack symbols S; the first one is the bottom symbol.
         stack_embedding_size: size m of the vectors on the stack.
-        window: number of steps after its push in which an element can be popped (default: no limit). The time of a full
-            pass is then linear in the number of steps, and that of a single step is constant.
+        window: an element that is pushed at step t can be popped up to step t + `window` - 1 (default: no limit). With
+            a window, the time of a full pass is linear in the number of steps, and that of a single step is constant.
         heads: number of independent stacks.
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 
@@ -59,7 +59,7 @@ class NondeterministicStackAttention(StackAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the three maps from the Xavier uniform distribution, and the bottom vector from (-0.1, 0.1)."""
+        """Draw the three maps from the Xavier uniform distribution, and `bottom` uniformly from (-0.1, 0.1)."""
         super().reset_parameters()
         nn.init.uniform_(self.bottom, -0.1, 0.1)
 

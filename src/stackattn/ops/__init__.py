@@ -3,24 +3,26 @@
 - superposition.py: `superposition_weights`, `superposition_readings`
 - nondeterministic.py: `nondeterministic_weights`
 - stratified.py: `stratified_weights`, `stratified_readings`, `StratifiedState`
-- readings.py: weights times values without the weights: `nondeterministic_readings`
-- vectors.py: the superposition stack as its vectors
+- readings.py: readings of the nondeterministic stack without its attention weights: `nondeterministic_readings`
+- vectors.py: readings of the superposition stack without its attention weights
 - window.py: the nondeterministic stack with a window
 - attention.py: causal softmax attention with dropout; dropout.py: dropout; lstm.py: LSTMs with a stack
+- linear.py: linear maps that are fast on AMD processors
 - cross_entropy.py: cross-entropy of many classes
 - keep_mask.py: the random numbers of dropout
-- states.py: both stacks step by step; extension.py: the operator behind them, with its gradient
+- states.py: the superposition and nondeterministic stacks step by step; extension.py: the operator that extends them,
+  with its gradient
 - tensor_state.py: base class of states that are one tensor
 - reading_states.py: stacks step by step that return readings instead of attention weights
 - documents.py: several documents in one row: `by_documents`
 - runs.py: single runs of the nondeterministic stack
-- reference.py: the paper's equations, literal and slow; the oracle of the tests
+- reference.py: the paper's equations, literal and slow; the oracle for the tests
 - dispatch.py: the available backends, and which one to use
-- eager.py: calls of the kernel without PyTorch's dispatcher
+- eager.py: kernel calls that bypass PyTorch's dispatcher
 - registration.py: registration with PyTorch (autograd, torch.compile, vmap)
 - checks.py: validation of arguments; immediate.py: when values are checked
 - lengths.py: valid steps of padded sequences
-- transitions.py: the three transition tensors as one
+- transitions.py: the three transition tensors joined into one
 - pytorch/: the charts in plain PyTorch, for any device
 - cpp/: the charts in C++, for the CPU
 - triton_backend/: the charts in Triton, for GPUs

@@ -38,9 +38,9 @@ def nondeterministic_weights(
             Log weights of popping x. A run that pops the bottom element ends and does not contribute to later rows.
         lengths: (B,), optional
             Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
-        window: number of steps after its push in which an element can be popped. An older one can be read and replaced
-            but not popped: a run that would pop it ends, as at the bottom. With T steps, `window >= T` is exact.
-            The default is no limit.
+        window: an element that is pushed at step t can be popped up to step t + `window` - 1. After that, it can be
+            read and replaced but not popped: a run that would pop it ends, as at the bottom. With T steps,
+            `window >= T` is exact. The default is no limit.
         backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:
@@ -91,7 +91,7 @@ def _reference(
     return without_padding(weights, lengths)
 
 
-# The second result is the memory of the charts, which `torch` and `triton` reuse in the backward pass; otherwise empty.
+# The second result is the memory of the charts, which `torch` and `triton` reuse in the backward pass; empty for `cpp`.
 _op, _op_backward = operator_with_backward(
     "nondeterministic_weights",
     "Tensor log_push, Tensor log_replace, Tensor log_pop, Tensor? lengths",

@@ -22,7 +22,7 @@ from .window import extend_rows, first_row, readings_of
 
 
 class SuperpositionReadingState(TensorState):
-    """The state of a superposition stack as its vectors. States are immutable: `extend` returns a new one.
+    """The vectors on a superposition stack after some steps. States are immutable: `extend` returns a new one.
 
     Examples::
 
@@ -59,7 +59,7 @@ class SuperpositionReadingState(TensorState):
         Args:
             batch_size: number of stacks.
             value_size: size m of the vectors.
-            depth: number of elements that are kept, the top ones; None: all.
+            depth: number of elements that are kept, counted from the top; None: all.
             dtype: dtype of the readings. The stack is float64 if this is float64, and float32 otherwise.
             device: device of the stack.
             backend: `"auto"`, `"torch"` or `"cpp"`.
@@ -92,7 +92,7 @@ class SuperpositionReadingState(TensorState):
             lengths: (B,), optional
                 Number of the c steps that each sequence takes. Later steps are ignored; their readings are zero.
             starts: (B, c), bool, optional
-                The first step of each new document, at which the stack becomes empty.
+                True at the first step of each new document, before which the stack is emptied.
 
         Returns:
             Readings (B, c, m), and the new state.
@@ -109,7 +109,7 @@ class SuperpositionReadingState(TensorState):
         return readings, type(self)(stack, self.length + actions.shape[1], self.depth, self._backend)
 
     def _alone(self, actions: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
-        """Readings of whole documents."""
+        """Readings of documents that begin with an empty stack."""
         stack = self._tensor.new_zeros(len(actions), 0, self._tensor.shape[2])
         return type(self)(stack, 0, self.depth, self._backend).extend(actions, values, lengths)[0]
 
@@ -118,7 +118,7 @@ class SuperpositionReadingState(TensorState):
         return type(self)(function(self._tensor), self.length, self.depth, self._backend)
 
     def restart(self, rows: Tensor) -> SuperpositionReadingState:
-        """The same states, with an empty stack for each sequence of `rows`, (B,), bool."""
+        """The same states, with an empty stack for each sequence where `rows`, (B,), bool, is True."""
         rows = checks.check_rows(rows, self)
         return self.map(lambda x: x.where(~rows[:, None, None], 0.0))
 
@@ -126,8 +126,8 @@ class SuperpositionReadingState(TensorState):
 class NondeterministicReadingState(TensorState):
     """The state of a nondeterministic stack with a window. States are immutable: `extend` returns a new one.
 
-    It keeps the transitions of the last `window - 1` steps and what all runs up to the last `window` time points have
-    on top; of the vectors of older elements only their sums.
+    It keeps the transitions of the last `window - 1` steps and, for each of the last `window` time points, the sum of
+    the top vectors of all runs. Vectors of single elements are not kept.
 
     Examples::
 
@@ -157,7 +157,7 @@ class NondeterministicReadingState(TensorState):
     ):
         self._steps = steps  # (B, H, Q, S, Q S + Q S + Q): joined transitions of the last H steps, see ops/window.py
         self._tensor = rows  # (B, H + 1, Q S (m + 2) + 1)
-        self._band = band  # what the kernel would otherwise compute again from the steps
+        self._band = band  # the kernel's charts of these steps, which it would otherwise compute again; or None
         self._first = first  # (B, 1, Q S (m + 2) + 1): the row before the first step
         self._sizes = sizes  # Q, S, m
         self._backend = backend
@@ -172,10 +172,10 @@ class NondeterministicReadingState(TensorState):
 
         Args:
             bottom: (B, m)
-                Its vectors.
+                Vectors of the bottom elements.
             num_states: number of states Q.
             num_symbols: number of stack symbols S.
-            window: number of steps after its push in which an element can be popped.
+            window: an element that is pushed at step t can be popped up to step t + `window` - 1.
             backend: `"auto"`, `"torch"` or `"cpp"`.
         """
         checks.check_tensor("bottom", bottom)
@@ -211,7 +211,7 @@ class NondeterministicReadingState(TensorState):
             lengths: (B,), optional
                 Number of the c steps that each sequence takes. Later steps are ignored; their readings are zero.
             starts: (B, c), bool, optional
-                The first step of each new document, at which only the bottom element is left on the stack.
+                True at the first step of each new document, before which all elements except the bottom are removed.
 
         Returns:
             Readings (B, c, Q, S, m), and the new state.
@@ -228,7 +228,7 @@ class NondeterministicReadingState(TensorState):
     def extend_joined(
         self, steps: Tensor, values: Tensor, lengths: Tensor | None = None
     ) -> tuple[Tensor, NondeterministicReadingState]:
-        """Like `extend`, from the result of `join_transitions`."""
+        """Like `extend`, for the result of `join_transitions`."""
         Q, S, m = self._sizes
         c = steps.shape[1]
         checks.check_same_batch("log_push", steps, self)
@@ -256,7 +256,7 @@ class NondeterministicReadingState(TensorState):
         return type(self)(steps, rows, band, first, self.length, self.window, self._sizes, self._backend)
 
     def restart(self, rows: Tensor) -> NondeterministicReadingState:
-        """The same states, with only the bottom element on the stack of each sequence of `rows`, (B,), bool."""
+        """The same states, with only the bottom element on each stack where `rows`, (B,), bool, is True."""
         kept = ~checks.check_rows(rows, self)
         steps = self._steps.where(kept[:, None, None, None, None], -torch.inf)
         first = pad(self._first, (0, 0, self._tensor.shape[1] - 1, 0))  # zeros in place of earlier rows
@@ -264,14 +264,17 @@ class NondeterministicReadingState(TensorState):
         return type(self)(steps, row, None, self._first, self.length, self.window, self._sizes, self._backend)
 
     def _alone(self, steps: Tensor, values: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
-        """Readings of whole documents."""
+        """Readings of documents that begin with only the bottom element on the stack."""
         first, nothing = first[:, :1], steps[:, :0]
         state = type(self)(nothing, first, None, first, 0, self.window, self._sizes, self._backend)
         return state.extend_joined(steps, values, lengths)[0]
 
 
 def _last(x: Tensor, count: int, new: int, lengths: Tensor | None, missing: float) -> Tensor:
-    """The last `count` entries of each sequence in x (B, steps, ...), of whose `new` last ones it has `lengths`."""
+    """The last `count` entries of each sequence in x (B, steps, ...), with `missing` before the first entry.
+
+    Of the `new` last entries of x, each sequence has only the first `lengths`.
+    """
     if lengths is None:
         return x[:, x.shape[1] - count :]
     places = (x.shape[1] - new - count + lengths.long())[:, None] + torch.arange(count, device=x.device)  # (B, count)

@@ -1,4 +1,4 @@
-"""The equations of the stack attention paper (DuSell & Chiang, 2024), literal and slow: the oracle of the tests.
+"""The equations of the stack attention paper (DuSell & Chiang, 2024), literal and slow: the oracle for the tests.
 
 They follow Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space); the stratified stack is from
 another paper. Time points are the paper's: step t = 1..n leads from t-1 to t and uses index t-1 of the arguments. All
@@ -48,7 +48,7 @@ def stratified_weights(push: Tensor, pop: Tensor) -> Tensor:
     (B, n), dtype = push.shape, push.dtype
     push, pop = push.double(), pop.double()
     nothing = push.new_zeros(B)
-    strengths: list[Tensor] = []  # of all elements, the first one pushed first
+    strengths: list[Tensor] = []  # of all elements, in the order of their pushes
     rows = [(push + pop)[:, None, :][:, :0]]
     for t in range(n):
         remaining, kept = pop[:, t], []
@@ -102,9 +102,9 @@ def nondeterministic_weights(
     """Weights (B, T, T+1, Q, S) of log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q).
 
     W[t, i][r, y] = sum over q, x of alpha[i][q, x] gamma[i -> t][q, x -> r, y], divided by the sum of alpha[t]. Along
-    the third axis index 0 is the bottom vector (i = -1), index i+1 the value pushed at argument index i. With a window,
-    an element that is popped more than `window` steps after its push contributes nothing: gamma'[k -> t] is absent for
-    t - k > window.
+    the third axis, index 0 is the bottom vector (i = -1), and index i+1 is the value pushed at argument index i. With a
+    window, runs that pop an element `window` or more steps after its push contribute nothing: gamma'[k -> t] is absent
+    for t - k > window.
     """
     B, n, Q, S = log_push.shape[:4]
     push, replace, pop = _shifted(log_push.double(), log_replace.double(), log_pop.double())
@@ -119,8 +119,8 @@ def nondeterministic_weights(
 def _shifted(push: Tensor, replace: Tensor, pop: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The log weights minus the largest one of each step; -inf where the difference is below `LOWEST`.
 
-    The subtraction divides all runs by the same number, which cancels. Sums of logits such as 1e30 would have no digits
-    left for the logarithms of the probabilities. The other backends have the same lower limit.
+    The subtraction divides all runs by the same number, which cancels. Without it, sums of logits such as 1e30 would
+    have no digits left for the logarithms of the probabilities. The other backends have the same lower limit.
     """
     if push.shape[1] == 0:
         return push, replace, pop
@@ -136,7 +136,7 @@ def _inner_and_forward_weights(
 ) -> tuple[dict[tuple[int, int], Tensor], dict[tuple[int, int], Tensor], dict[int, Tensor]]:
     """Logs of gamma[i, t] (B, Q, S, Q, S), gamma'[k, t] (B, Q, S, Q) and alpha[t] (B, Q, S)."""
     B, n, Q, S = push.shape[:4]
-    nothing = sum(x[:, :0].sum() for x in (push, replace, pop))  # makes unused inputs have zero gradients, not None
+    nothing = sum(x[:, :0].sum() for x in (push, replace, pop))  # gives unused inputs zero gradients, not None
     gamma = {(-1, 0): _initial(push, B, Q, S, Q, S) + nothing}
     gamma_prime = {}
     alpha = {-1: _initial(push, B, Q, S)}
@@ -159,9 +159,10 @@ def _inner_weight(
     replace: Tensor,
     m: str = "",
 ) -> Tensor:
-    """inner[i, t], (B, Q, S, Q, S), from earlier ones and step t; `m` is the letter of another axis at its end.
+    """inner[i, t], (B, Q, S, Q, S), from earlier inner weights and step t.
 
     Its runs end with the push of element i, with a replacement of element i, or with the pop of an element above it.
+    `m` is the letter of an additional last axis, if there is one.
     """
     terms = [pushed if i == t - 1 else log_einsum(f"bqxsz{m},bszry->bqxry{m}", inner[i, t - 1], replace)]
     if ks := [k for k in range(i + 1, t - 1) if (k, t) in gamma_prime]:

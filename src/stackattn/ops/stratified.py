@@ -1,8 +1,8 @@
 """The stratified stack (Das et al., 1992; Grefenstette et al., 2015): elements with strengths between 0 and 1.
 
 A step removes the strength `pop` from the top and then puts an element of strength `push` on top. The top unit of
-strength is read. The attention weights have a closed form of cumulative sums and maxima, docs/maths.md, section 8, so
-plain PyTorch computes them, and there is no kernel.
+strength is read. The attention weights have a closed form that consists of cumulative sums and maxima (docs/maths.md,
+section 8), so plain PyTorch computes them, and there is no kernel.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
     Returns:
         (B, T, T)
             `weights[b, t, i]`: the share of the value pushed at step i in the reading of step t. A row sums to at most
-            1; it sums to less if all elements together are weaker than 1.
+            1; it sums to less if the strengths of all elements sum to less than 1.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or a strength within the lengths
-            is not between 0 and 1 (not checked under torch.compile, under torch.func and on a GPU).
+            is not between 0 and 1 (not checked under torch.compile or torch.func, or on a GPU without
+            `immediate_checks`).
 
     Examples::
 
@@ -64,7 +65,7 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
 def stratified_readings(
     push: Tensor, pop: Tensor, values: Tensor, lengths: Tensor | None = None, *, backend: str = "auto"
 ) -> Tensor:
-    """Readings of the stratified stack: the mean of the top unit of strength.
+    """Readings of the stratified stack: the sum of the values in the top unit of strength, weighted by their shares.
 
     Args:
         push: (B, T), as in `stratified_weights`.
@@ -72,7 +73,7 @@ def stratified_readings(
         values: (B, T, m)
             The vectors that are pushed.
         lengths: (B,), optional
-            Steps of each sequence. Later steps are not read; their readings and gradients are zero.
+            Number of steps of each sequence. Later steps are ignored; their readings and gradients are zero.
         backend: `"auto"`, `"reference"` or `"torch"`; there is no kernel.
 
     Returns:
@@ -122,13 +123,13 @@ class StratifiedState(TensorState):
         return type(self)(function(self._tensor), self.length)
 
     def restart(self, rows: Tensor) -> StratifiedState:
-        """The same states, with an empty stack for each sequence of `rows`, (B,), bool."""
+        """The same states, with an empty stack for each sequence where `rows`, (B,), bool, is True."""
         rows = checks.check_rows(rows, self)
         return self.map(lambda x: x.where(~rows[:, None], 0.0))
 
     @property
     def strengths(self) -> Tensor:
-        """The strength that each element has left, (B, length), the first one pushed first."""
+        """The remaining strength of each element, (B, length), in the order in which the elements were pushed."""
         return self._tensor - pad(self._tensor[:, 1:], (0, 1))
 
     @names_argument("push", 1)
@@ -158,7 +159,7 @@ def _choose(backend: str, push: Tensor) -> str:
 
 
 def _strengths(push: Tensor, pop: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Validated strengths, with steps beyond the lengths that change nothing."""
+    """The validated strengths, set to zero beyond the lengths, so that these steps change nothing."""
     for name, x in (("push", push), ("pop", pop)):
         checks.check_tensor(name, x)
         if x.dim() != 2 or x.shape != push.shape:
@@ -182,9 +183,9 @@ def _strengths(push: Tensor, pop: Tensor, lengths: Tensor | None) -> tuple[Tenso
 
 
 def _weights(push: Tensor, pop: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention weights (B, T, i) in float64, and the strengths from each element upwards after the last step.
+    """Attention weights (B, T, i) in float64, and the strength from each element upwards after the last step.
 
-    `before` (B, h) are these strengths before the first step.
+    `before` (B, h) is the strength from each element upwards before the first step.
     """
     (B, T), h = push.shape, before.shape[1]
     total = (push.double() - pop.double()).cumsum(1)  # (B, T)

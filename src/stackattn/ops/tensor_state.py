@@ -19,13 +19,13 @@ class TensorState(ABC):
     """The methods that all immutable states share."""
 
     LIMIT: ClassVar[str | None] = None
-    """Name of the attribute that limits the size of the state."""
+    """Name of the attribute that limits the size of the state; None: there is none."""
 
     length: int
-    """Number of steps so far; of the longest sequence, if `lengths` were given."""
+    """Number of steps so far, including padding."""
     _backend: str
     _tensor: Tensor
-    """One of the state's tensors, the batch first."""
+    """One of the state's tensors; its first axis is the batch."""
 
     @abstractmethod
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
@@ -50,7 +50,7 @@ class TensorState(ABC):
 
     @abstractmethod
     def restart(self: Self, rows: Tensor) -> Self:
-        """The same states, with the initial stack in place of that of each sequence of `rows`, (B,), bool."""
+        """The same states, with the initial stack for each sequence where `rows`, (B,), bool, is True."""
 
     def detach(self: Self) -> Self:
         """The same state, detached from the autograd graph."""

@@ -1,10 +1,11 @@
-"""The windowed nondeterministic stack: an element older than `window` steps becomes a bottom.
+"""The windowed nondeterministic stack: an element older than `window` steps becomes a bottom element.
 
-Runs may read and replace such an element but not pop it. Time is linear in the number of steps, and what comes later
-depends only on the last `window` steps and *rows*. A row (Q S (m + 2) + 1 numbers) sums all runs up to a time point:
-for each state and symbol on top, their top vectors and their weight, both in units of 2^e times the mass of all runs,
-and e; then the logarithm of that mass, relative to the row before. The exponents e keep runs that are too light for
-float64 otherwise. docs/maths.md, section 10.
+Runs may read and replace such an element but not pop it. Time is linear in the number of steps, and later rows depend
+only on the last `window - 1` steps and the last `window` *rows*. A row (Q S (m + 2) + 1 numbers) sums over all runs up
+to a time point. For each state and symbol on top, it has the sum of their top vectors and the sum of their weights,
+both in units of 2^e times the mass of all runs, and e; its last number is the logarithm of that mass, relative to the
+row before. Without the exponents e, runs of very small weight would underflow in float64. See docs/maths.md, section
+10.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def rows_after(
 
     Args:
         steps: (B, H + T, Q, S, Q S + Q S + Q)
-            Joined transitions, those of the last H < window steps first. Forbidden transitions make a step that was
-            never taken.
+            Joined transitions, those of the last H < window steps first. Steps before the first one have only forbidden
+            transitions.
         values: (B, T, m)
-            What the new steps push.
+            The vectors that the new steps push.
         history: (B, H + 1, Q S (m + 2) + 1), float64
             The last rows so far, with zeros before the first one.
         lengths: (B,), optional
@@ -85,7 +86,10 @@ def extend_rows(
     window: int,
     backend: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """`rows_after` for states, with the kernel's band of the earlier steps and that of the last ones, if it has any."""
+    """`rows_after` for states, and the kernel's band of the last steps, or None without the kernel.
+
+    `band` is that of the earlier steps, from the previous call; if it is None, the kernel computes it from `steps`.
+    """
     B, count, Q, S = steps.shape[:4]
     if backend != "cpp" or not is_plain(steps, history, dtypes=(torch.float32, torch.float64)):
         return rows_after(steps, values, history, lengths, window, backend), None
