@@ -15,13 +15,14 @@ from .stack import StackAttention
 def replace_self_attention(
     model: nn.TransformerEncoder | nn.TransformerDecoder, layers: Mapping[int, StackAttention]
 ) -> None:
-    """Replace the self-attention of some layers by stack attention, in place.
+    """Replace the self-attention of some layers with stack attention, in place.
 
     Norms, dropout and residual connections of these layers do not change.
 
     Args:
         model: PyTorch's encoder or decoder.
-        layers: stack attention by index of the layer to change; negative indices count from the end.
+        layers: the stack attention of each layer to change, by the index of the layer; negative indices count from the
+            end.
 
     Raises:
         ValueError: an index is out of range, a layer has no `MultiheadAttention`, or its `d_model` is different.
@@ -148,7 +149,7 @@ def check_past_is_visible(name: str, visible: Tensor, x: Tensor) -> Tensor:
     """Check that a mask hides no earlier step; visible (..., T, T): whether step i may attend to step j.
 
     Returns:
-        The input x of the attention, see `_nan_unless`.
+        The input x of the attention; see `_nan_unless`.
     """
     supported = visible.logical_or(torch.ones_like(visible).triu(1))
     expected = "a mask that hides only later steps and padding: a stack depends on all earlier steps"
@@ -156,7 +157,7 @@ def check_past_is_visible(name: str, visible: Tensor, x: Tensor) -> Tensor:
 
 
 def check_mask_values(name: str, allowed: Tensor, x: Tensor) -> Tensor:
-    """Check that all values of a mask are allowed ones, and return the input x of the attention, see `_nan_unless`."""
+    """Check that all values of a mask are allowed ones, and return the input x of the attention; see `_nan_unless`."""
     expected = "only the values 0 and -inf: stack attention has no logits to add other values to"
     return _nan_unless(allowed, x, f"{name}: expected {expected}")
 

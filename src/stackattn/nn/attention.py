@@ -1,4 +1,4 @@
-"""Softmax attention with heads: self-attention with a cache, and cross-attention."""
+"""Multi-head softmax attention: self-attention with a cache, and cross-attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AttentionState(State):
     real: Tensor | None  # (B, steps so far): steps that are not padding; None if there is no padding
 
     def restart(self, rows: Tensor) -> AttentionState:
-        """Mark all steps so far as padding in the sequences where `rows`, (B,), bool, is true."""
+        """Mark all steps so far as padding in each sequence where `rows`, (B,), bool, is True."""
         real = rows.new_ones(rows.shape[0], self.keys.shape[2]) if self.real is None else self.real
         return replace(self, real=real & ~rows[:, None])
 
@@ -36,7 +36,7 @@ class AttentionState(State):
 class Memory(AttentionState):
     """Keys and values of the sequence that cross-attention attends to."""
 
-    source: Tensor  # (B,): index of the source sequence in each row
+    source: Tensor  # (B,): index of the source sequence of each row
 
     def reorder(self, index: Tensor) -> Memory:
         """Select rows; on the CPU, nothing is copied if each row keeps its source, as in beam search."""
@@ -71,7 +71,7 @@ class _Attention(nn.Module):
 
 
 def _attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """`scaled_dot_product_attention`, with a faster dropout of the weights on the CPU."""
+    """`scaled_dot_product_attention`, with faster dropout of the weights on the CPU."""
     # PyTorch's attention returns zeros for a row that attends to nothing; the softmax below would be nan.
     if not p or not is_plain(queries, keys, values) or (mask is not None and not mask.any(-1).all()):
         return scaled_dot_product_attention(queries, keys, values, mask, p)

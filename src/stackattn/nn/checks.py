@@ -57,7 +57,10 @@ def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, pa
 
 
 def check_device(name: str, x: Tensor, parameter: Tensor) -> None:
-    """Check that `x` is on the device of a parameter; one on `meta` is loaded when it is used, and fits any device."""
+    """Check that `x` is on the device of a parameter.
+
+    Any device is valid if the parameter is on `meta`: such a parameter is loaded when it is used.
+    """
     if parameter.device.type != "meta" and x.device != parameter.device:
         raise ValueError(
             f"{name}: expected device {parameter.device} like the parameters, got {x.device}; move one of them with .to"
@@ -77,7 +80,7 @@ def check_tokens(name: str, tokens: Tensor, lengths: Tensor | None, parameter: T
 
 
 def unknown_token(name: str, tokens: Tensor, size: int) -> ValueError | None:
-    """Return the error for the first token that is not in a vocabulary of `size`; None if all are."""
+    """Return the error for the first token that is not in a vocabulary of `size`, or None if all are."""
     bad = ((tokens < 0) | (tokens >= size)).nonzero()
     if not len(bad):
         return None

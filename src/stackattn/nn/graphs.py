@@ -15,9 +15,9 @@ Module = TypeVar("Module", bound=nn.Module)
 def capture(module: Module, *inputs: Tensor) -> Module:
     """Capture the forward and backward pass of a module in CUDA graphs.
 
-    A stack attention layer launches several small kernels per time step, and on a GPU starting them takes longer than
-    running them. A graph starts all of them at once. The module is changed in place; afterwards it accepts only inputs
-    of the same shapes, dtypes and `requires_grad`, in the same mode (training or evaluation).
+    A stack attention layer launches several small kernels per time step, and on a GPU, launching them takes longer than
+    running them. A graph launches all of them at once. The module is changed in place; afterwards it accepts only
+    inputs of the same shapes, dtypes and `requires_grad`, in the same mode (training or evaluation).
 
     Args:
         module: a layer or model on a GPU, in the mode in which it will be called.

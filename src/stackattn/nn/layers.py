@@ -54,13 +54,13 @@ class Sublayer(nn.Module):
 
 @dataclass(frozen=True, repr=False)
 class LayerState(State):
-    """State of a transformer layer between two calls of `extend`."""
+    """State of a transformer layer between two calls to `extend`."""
 
     attention: State
     memory: Memory | None  # of the cross-attention
 
     def restart(self, rows: Tensor) -> LayerState:
-        """Restart the attention of each sequence of `rows`, (B,), bool; the memory stays the same."""
+        """Restart the attention of each sequence where `rows`, (B,), bool, is True; the memory stays the same."""
         return LayerState(self.attention.restart(rows), self.memory)
 
 
@@ -112,7 +112,7 @@ class TransformerLayer(nn.Module):
         self.feed_forward = Sublayer(d_model, FeedForward(d_model, hidden_size, dropout), dropout)
 
     def read(self, memory: Tensor | None, lengths: Tensor | None) -> Memory | None:
-        """Project a memory (B, T, d_model) for the cross-attention; None without cross-attention."""
+        """Project a memory (B, T, d_model) for the cross-attention; return None without cross-attention."""
         if self.cross is None or memory is None:
             return None
         return self.cross.function.read(memory, lengths)  # pyright: ignore

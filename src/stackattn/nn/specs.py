@@ -129,7 +129,7 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
         layers: parts joined by dots. A number stands for that many layers of softmax attention; `superposition-M`,
             `nondeterministic-Q-S-M` and `stratified-M` are stack layers. `superposition-MdK` keeps only the top K
             elements, `nondeterministic-Q-S-MwK` has a window of K steps, and the suffix `xH` stands for H heads. An int
-            is the same as its text.
+            is a number of layers of softmax attention.
         name: name of the argument in error messages.
 
     Raises:
@@ -145,7 +145,7 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
         raise TypeError(f"{name}: expected an integer or text such as '2.superposition-32.2', got {layers!r}")
     if isinstance(layers, int):
         if not 1 <= layers <= MAX_LAYERS:
-            # Python refuses to print very large integers.
+            # Python does not convert very large integers to text.
             found = layers if abs(layers) < 10**20 else "more than 20 digits"
             raise FieldError(name, f"expected 1 to {MAX_LAYERS} layers, got {found}")
         return [SoftmaxSpec()] * layers
@@ -186,7 +186,7 @@ def _parse_stack(part: str, text: str, name: str) -> StackSpec:
 
 
 def _parse_number(digits: str, limit: int, text: str, name: str) -> int:
-    # Compare the number of digits first: Python refuses to convert thousands of digits.
+    # Compare the number of digits first: Python does not convert thousands of digits to an integer.
     if len(digits) > len(str(limit)) or int(digits) > limit:
         unit = "layers" if limit == MAX_LAYERS else "for a size"
         raise FieldError(name, f"expected at most {limit} {unit}, got {_brief(digits)} in {_brief(text)}")

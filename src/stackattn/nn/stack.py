@@ -33,7 +33,7 @@ class WeightedStack(State):
     values: Tensor  # (B, initial values + steps so far, m)
 
     def restart(self, rows: Tensor) -> WeightedStack:
-        """Restart the stack of each sequence of `rows`, (B,), bool; no weights refer to its earlier values."""
+        """Restart each stack where `rows`, (B,), bool, is True; later weights do not refer to its earlier values."""
         return WeightedStack(self.state.restart(rows), self.values)
 
     @property
@@ -47,7 +47,7 @@ class WeightedStack(State):
 
 @dataclass(frozen=True, repr=False)
 class StackState(State):
-    """State of a stack attention layer between two calls of `extend`."""
+    """State of a stack attention layer between two calls to `extend`."""
 
     stack: Any  # state that gives readings, or a WeightedStack; batch size B * heads
     heads: int
@@ -67,7 +67,7 @@ class StackState(State):
         return super().map(lambda x: function(x.unflatten(0, (x.shape[0] // self.heads, self.heads))).flatten(0, 1))
 
     def restart(self, rows: Tensor) -> StackState:
-        """Replace the stacks of each sequence of `rows`, (B,), bool, by the initial ones."""
+        """Replace the stacks of each sequence where `rows`, (B,), bool, is True with the initial ones."""
         return StackState(self.stack.restart(rows.repeat_interleave(self.heads)), self.heads)
 
     def reorder(self, index: Tensor) -> StackState:
@@ -187,9 +187,9 @@ class StackAttention(nn.Module, ABC):
                 Number of steps of each sequence. Later steps are padding: they are ignored, and their output is
                 meaningless.
             starts: (B, T), bool, optional
-                The first step of each document, if a row contains several: each has a stack of its own.
+                True at the first step of each document, if rows contain several documents: each has a stack of its own.
             return_weights: also return the attention weights.
-            return_actions: also return the actions, see `actions`.
+            return_actions: also return the actions (see `actions`).
 
         Returns:
             The output (B, T, d_model), or a tuple: (output, weights), (output, actions) or (output, weights, actions).

@@ -1,9 +1,9 @@
 """States of layers and models: immutable values that can be reused, reordered and detached.
 
 Layers and models that run step by step have `initial_state(batch_size)` and
-`extend(x, state, lengths=None) -> (y, state)`. `extend` takes chunks of any length: one call, single steps and any
-chunks give the same results. `lengths` is the number of steps that each sequence takes; the rest of the chunk is
-padding and does not change its state.
+`extend(x, state, lengths=None) -> (y, state)`. `extend` takes chunks of any length, and the results do not depend on
+how a sequence is divided into chunks. `lengths` is the number of steps that each sequence takes; the rest of the chunk
+is padding and does not change its state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class State:
         return replace(self, **{field.name: apply(getattr(self, field.name)) for field in fields(self)})
 
     def restart(self: Self, rows: Tensor) -> Self:
-        """Replace the state of each sequence of `rows`, (B,), bool, by the one before the first step."""
+        """Replace the state of each sequence where `rows`, (B,), bool, is True with the one before the first step."""
         raise NotImplementedError(f"restart: expected a state of a transformer or of a stack layer, got {self!r}")
 
     def detach(self: Self) -> Self:

@@ -14,8 +14,8 @@ class SuperpositionStackAttention(StackAttention):
     Args:
         d_model: size of inputs and outputs.
         stack_embedding_size: size m of the vectors on the stack (default: `d_model`).
-        depth: number of elements that are kept, the top ones (default: all). The time of a full pass is then linear in
-            the number of steps, and that of a single step is constant.
+        depth: number of elements that are kept, counted from the top (default: all). With a depth, the time of a full
+            pass is linear in the number of steps, and that of a single step is constant.
         heads: number of independent stacks.
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 

@@ -30,11 +30,11 @@ def causal_attention(
             Queries, keys and values side by side, each with its heads side by side: the result of one linear layer.
         heads: number of heads.
         lengths: (B,), optional
-            Steps of each sequence. Later steps are not read; their rows and gradients are zero.
+            Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
         dropout: probability of dropping an attention weight, from 0 to less than 1.
         backend: `"auto"`, `"cpp"`, `"torch"` or `"reference"`.
-            `"cpp"` needs float32 on the CPU, `"torch"` is PyTorch's attention, `"reference"` is the formula, with the
-            dropout mask of `"cpp"`. `"auto"` uses `"cpp"` where it can run, otherwise `"torch"`.
+            `"cpp"` needs float32 on the CPU, `"torch"` is PyTorch's attention, and `"reference"` is the formula, with
+            the dropout mask of `"cpp"`. `"auto"` uses `"cpp"` where it can run, and otherwise `"torch"`.
 
     Returns:
         (B, T, heads * size)
@@ -80,7 +80,7 @@ def _check_arguments(packed: Tensor, heads: int, lengths: Tensor | None, dropout
 
 
 def _split(packed: Tensor, heads: int, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (B, heads, T, size), zero where there is no step."""
+    """Queries, keys and values (B, heads, T, size), with zeros in place of padding."""
     parts = without_padding(packed, lengths).chunk(3, dim=-1)
     queries, keys, values = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in parts)
     return queries, keys, values

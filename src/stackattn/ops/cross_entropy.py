@@ -1,7 +1,7 @@
 """Cross-entropy of logits and target classes that is fast on the CPU.
 
-PyTorch writes the log-probabilities of all classes, fills two more tensors of that size with gradients, mostly zeros,
-and with label smoothing reads and writes all of them once more. The kernel writes nothing but the gradient.
+PyTorch writes the log-probabilities of all classes, fills two more tensors of that size with gradients (mostly zeros),
+and, with label smoothing, reads and writes all of them once more. The kernel writes only the gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, 
         logits: (..., C)
         targets: (...), int64
             Classes from 0 to C - 1, or `ignore_index`.
-        ignore_index: a target that has no loss.
+        ignore_index: value of targets that are ignored.
         label_smoothing: share of each target that is spread over all classes, from 0 to 1.
 
     Returns:

@@ -1,8 +1,8 @@
 """Packed documents: several sequences in one row of a batch, each computed as if it were alone.
 
-The documents are gathered into batches of similar lengths, so that a batch has at most twice as many steps as its
-documents. This works for every causal function without a mask, and attention costs the sum of the squared lengths of
-the documents instead of the squared length of the row. Which steps belong to which batch is computed on the CPU.
+Documents of similar lengths are gathered into batches, so that padding at most doubles the number of steps. This works
+for every causal function and needs no mask. The cost of attention is the sum of the squared lengths of the documents
+instead of the squared length of the row. The assignment of steps to batches is computed on the CPU.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def by_documents(
         function: called as `function(*tensors, lengths)` with documents (N, L, ...) and their lengths (N,), once for
             each range of lengths; returns (N, L, ...).
         starts: (B, T), bool
-            The first step of each document. The first step of a row always starts a document. It may be on the CPU
-            while the tensors are on a GPU. Nothing waits for the GPU then, unless there are `lengths`.
+            True at the first step of each document. The first step of a row always starts a document. If the tensors
+            are on a GPU, `starts` may be on the CPU; then the call does not wait for the GPU unless `lengths` is given.
         tensors: (B, T, ...) each
         lengths: (B,), optional
             Number of steps of each row. Later steps are ignored; their results are zero.
@@ -63,7 +63,7 @@ def _by_documents(
     tensors: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> Tensor:
-    """`by_documents`, from `begins` (B, T) and the lengths of the rows as an array (B,) and as they were given."""
+    """`by_documents`, where `begins` (B, T) and `ends` (B,) are arrays of the starts and of the lengths of the rows."""
     B, T = begins.shape
     valid = np.arange(T) < ends[:, None]
     begins = begins & valid
@@ -97,14 +97,14 @@ def extend_by_documents(
     *tensors: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
-    """Extend states by packed rows; what comes before the first start of a row continues the document of its state.
+    """Extend states by packed rows; the steps before the first start in a row continue the document of its state.
 
     Args:
         state: states of B sequences, with a method `restart`.
         extend: called as `extend(state, *tensors, lengths)`; returns (N, L, ...) and the new state.
         alone: like `function` of `by_documents`, for documents that begin and end in the row.
         starts: (B, T), bool
-            The first step of each new document.
+            True at the first step of each new document.
         tensors: (B, T, ...) each
         lengths: (B,), optional
             Number of steps of each row.
@@ -140,7 +140,7 @@ def extend_by_documents(
 
 
 def _part(extend: Callable[..., tuple[Tensor, Any]], tensors: Sequence[Tensor], first: np.ndarray, end: np.ndarray):
-    """Results of the steps from `first` to `end` (B,) of each row, in their places and zero elsewhere; the state.
+    """Results of the steps from `first` to `end` (B,) of each row, in their places and zero elsewhere; and the state.
 
     `extend` is called with the indices of these steps in a (B, T) array, their number in each row, and their tensors.
     """

@@ -1,8 +1,8 @@
 """Dropout that is fast on the CPU: alone, with a residual addition, or after a ReLU.
 
-PyTorch draws the random numbers of dropout one at a time on the CPU, which takes a quarter of a training step of a
-small transformer. The kernel computes them in vectors from a seed, and again in the backward pass instead of storing a
-mask.
+On the CPU, PyTorch draws the random numbers of dropout one at a time, which takes a quarter of the time of a training
+step of a small transformer. The kernel computes them from a seed with vector instructions, and computes them again in
+the backward pass instead of storing a mask.
 """
 
 from __future__ import annotations

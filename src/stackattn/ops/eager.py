@@ -1,4 +1,4 @@
-"""Calls of the kernel without PyTorch's dispatcher: whether they are possible, and their second derivatives."""
+"""Kernel calls that bypass PyTorch's dispatcher: whether they are possible, and their second derivatives."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def is_forward_mode() -> bool:
 
 
 def backward_is_differentiated() -> bool:
-    """Whether the results of a backward pass are differentiated themselves, which the kernel cannot do."""
+    """Whether the results of a backward pass are themselves differentiated, which the kernel does not support."""
     return torch.is_grad_enabled() or is_forward_mode()
 
 
 def differentiable_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of a backward pass that is itself differentiated, from the same function in plain PyTorch.
+    """Gradients for a backward pass that is itself differentiated, from the same function in plain PyTorch.
 
     None for inputs that do not require a gradient.
     """

@@ -26,7 +26,7 @@ class Buffer:
         self.data = data  # (B, room) float64
         # Number of steps that are written or being written; -1: the state is recomputed from its history.
         self.filled = filled
-        # The last gradient that a backward pass returned. If it arrives unchanged at the next one, it is overwritten.
+        # The gradient that the last backward pass returned. If the next one receives it unchanged, it is overwritten.
         self.gradient: Tensor | None = None
         self._lock = threading.Lock()
 
@@ -41,7 +41,7 @@ class Buffer:
 
 @dataclass
 class Extension:
-    """The arguments of an extension other than its tensors, and `in_range`, which it sets."""
+    """The arguments of an extension, except the state and the new steps; and `in_range`, which the extension sets."""
 
     layout: Layout
     before: int  # number of steps of the state that is extended
@@ -72,8 +72,8 @@ class _Extend(torch.autograd.Function):
             ours = extension.buffer.gradient
             alone = ours is not None and grad_state is not None and same_place(ours, grad_state)
             grad_before, grad_rows = native.retract(state, extension, rows, grad_weights, grad_state, in_place=alone)
-            # Overwriting it later is safe: only autograd has a reference besides this one, and autograd does not add
-            # in place to a tensor that is referenced elsewhere.
+            # Overwriting `grad_before` later is safe: only autograd has another reference to it, and autograd does not
+            # add in place to a tensor that is referenced elsewhere.
             extension.buffer.gradient = grad_before if ctx.needs_input_grad[0] else None
             return grad_before, grad_rows, None
         steps = _steps(extension, rows)
@@ -93,7 +93,7 @@ class _Extend(torch.autograd.Function):
 
 
 def _extend(state: Tensor, rows: Tensor, extension: Extension) -> tuple[Tensor, Tensor]:
-    """Write the new steps into the buffer; returns attention weights and the new state."""
+    """Write the new steps into the buffer, and return the attention weights and the new state."""
     data = extension.buffer.data
     if extension.backend == "cpp":
         weights, extension.in_range = native.extend(data, extension, rows)
@@ -126,7 +126,7 @@ def _steps(extension: Extension, rows: Tensor) -> Steps:
 
 
 def with_idle_steps(extension: Extension, rows: Tensor) -> Tensor:
-    """`rows`, with steps that change nothing beyond the lengths."""
+    """`rows`, with the steps beyond the lengths replaced by steps that change nothing."""
     if extension.lengths is None:
         return rows
     counts = length_mask(extension.lengths, rows.shape[1])

@@ -1,7 +1,8 @@
 """When values are checked: at once on the CPU, and on request on other devices.
 
 Reading a value of a tensor on a GPU waits until the GPU has computed it, and cannot be captured in a CUDA graph. There,
-the operators do not read values. What they would have raised or repeated with more range becomes nan in the result.
+the operators do not read values. Rows for which they would raise an error, or which they would compute again in
+arithmetic of a larger range, become nan.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-_requests = 0  # of the whole process: backward passes on a GPU run in threads of PyTorch
+_requests = 0  # not thread-local: backward passes on a GPU run in PyTorch's threads
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The random numbers of dropout: a seed for each call, and which numbers are kept as a function of that seed.
 
-The kernel computes the same function (kernel/keep_mask.h): a row of the mask gets a key from SplitMix64, and each
-column a hash of 32 bits under that key. The backward pass therefore draws the mask again instead of storing it, and
+The kernel computes the same function (kernel/keep_mask.h): each row of the mask has a key from SplitMix64, and each
+column a 32-bit hash under that key. The backward pass therefore computes the mask again instead of storing it, and
 the mask does not depend on the number of threads.
 """
 
@@ -14,7 +14,7 @@ _LOW = (1 << 32) - 1
 
 
 def draw_seed() -> Tensor:
-    """() int64 from PyTorch's default generator: one number for each call, so that a resumed run draws the same."""
+    """() int64 from PyTorch's default generator, one for each call, so that resumed training draws the same masks."""
     return torch.randint(1 << 62, ())
 
 

@@ -12,12 +12,12 @@ def length_mask(lengths: Tensor, T: int) -> Tensor:
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Replace padding in x (B, T, ...) by zeros: nan in the padding would survive multiplication by zero."""
+    """Replace padding in x (B, T, ...) with zeros: nan in the padding would survive multiplication by zero."""
     if lengths is None:
         return x
     return x.where(length_mask(lengths, x.shape[1])[(...,) + (None,) * (x.dim() - 2)], 0)
 
 
 def values_without_padding(values: Tensor, lengths: Tensor | None, T: int) -> Tensor:
-    """The same for the values of T steps, which may follow that of the bottom element."""
+    """Like `without_padding`, for the values of T steps, possibly preceded by that of the bottom element."""
     return without_padding(values, None if lengths is None else lengths.long() + (values.shape[1] - T))

@@ -32,9 +32,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, computed by oneDNN if that is faster.
 
     oneDNN is faster for large products of float32 tensors on AMD processors with AVX-512. Its result does not depend on
-    the number of threads (except the gradient of the bias, a sum of PyTorch's), and differs from that of PyTorch's
-    function by rounding. PyTorch's function is used for other tensors, processors and products, before PyTorch 2.13,
-    and under autocast, torch.compile and torch.func.
+    the number of threads (except for the gradient of the bias, which PyTorch computes), and differs from that of
+    PyTorch's function by rounding. PyTorch's function is used for other tensors, processors and products, before
+    PyTorch 2.13, and under autocast, torch.compile and torch.func.
 
     Args:
         x: (..., K)
@@ -75,13 +75,13 @@ def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 @cache
 def onednn_is_faster() -> bool:
     """Whether the processor is an AMD one with AVX-512, and PyTorch is recent enough and can call oneDNN."""
-    if torch.__version__ < "2.13":  # compared as versions; in PyTorch 2.6, bits depend on the number of threads
+    if torch.__version__ < "2.13":  # compared as versions; in 2.6, the last bits depend on the number of threads
         return False
     if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
         schema = str(torch.ops.mkldnn._linear_pointwise.default._schema)
-    except AttributeError:  # not part of PyTorch's documented operators
+    except AttributeError:  # the operator is undocumented, and may be missing
         return False
     return schema == _SCHEMA and _is_amd()
 
@@ -110,9 +110,9 @@ def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _step(rows: int) -> int:
-    """Rows are rounded to multiples of this number, so that oneDNN sees few shapes.
+    """The number of rows is rounded up to a multiple of this number, so that oneDNN is called with few shapes.
 
-    oneDNN compiles code for each shape, and keeps that of the last 1,024 shapes, about 0.7 MB each.
+    oneDNN compiles code for each shape, and keeps the code of the last 1,024 shapes, about 0.7 MB each.
     """
     return max(_FEWEST_ROWS, 1 << (rows.bit_length() - 4))
 
@@ -149,7 +149,7 @@ def _gradients(grads: Tensor, rows: Tensor | None, weight: Tensor | None) -> tup
     """Gradients of the rows, if the weight is given, and of the weight, if the rows are given."""
     step = _step(len(grads))
     most = len(grads) - len(grads) % step
-    # Only the last rows are padded, because the gradients of a large vocabulary take long to copy.
+    # Only the last rows are padded, because copying the gradients of a large vocabulary is slow.
     last = _pad(grads[most:], step // 4)
     grad_rows = grad_weight = None
     if weight is not None:

@@ -84,7 +84,7 @@ def nondeterministic_lstm(
 def superposition_reference(
     inputs: Tensor, weight_reading: Tensor, weight_hidden: Tensor, map: Tensor, bias: Tensor
 ) -> Tensor:
-    """`superposition_lstm` as a loop of PyTorch's operations, for any dtype and device."""
+    """`superposition_lstm` as a loop of PyTorch operations, for any dtype and device."""
     m = weight_reading.shape[1]
     stack = inputs.new_zeros(inputs.shape[0], 0, m)
 
@@ -101,7 +101,7 @@ def superposition_reference(
 
 
 def nondeterministic_reference(*tensors: Tensor, num_states: int) -> Tensor:
-    """`nondeterministic_lstm` as a loop that computes the readings of all steps so far at each step, slow and exact."""
+    """`nondeterministic_lstm` as a loop that recomputes all readings so far at each step: slow and exact."""
     inputs, weight_reading, weight_hidden, map, bias, bottom = tensors
     Q, m = num_states, bottom.shape[0]
     S = weight_reading.shape[1] // (Q * m)
@@ -157,7 +157,7 @@ def _run(arguments: tuple[Tensor, ...], automaton: tuple[int, int] | None) -> Te
 
 
 class _LSTM(torch.autograd.Function):
-    """The gradients of a call of the kernel, which has already computed the arrays `made`."""
+    """The backward pass of a kernel call that has already been made; its results are the last arguments."""
 
     @staticmethod
     def forward(ctx, layout, automaton, count, *tensors):
@@ -222,7 +222,10 @@ class _Layout:
         return pad(grad, (0, self.sizes.hidden - self.h)).transpose(0, 1).contiguous()
 
     def gradients(self, gates: Tensor, actions: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """From (T, B, 4 h), (T, B, actions + value) and the inputs of all steps: those of inputs, weights and maps."""
+        """Gradients of the inputs, both weights, the map and the bias.
+
+        Computed from the gradients (T, B, 4 h) and (T, B, actions + value) and the inputs of all steps.
+        """
         at, h = self.sizes.reading, self.h
         inputs = gates.unflatten(-1, (4, self.sizes.hidden))[..., :h].flatten(2).transpose(0, 1)
         gates, actions, x = gates.flatten(0, 1), actions.flatten(0, 1), x[:-1].flatten(0, 1)

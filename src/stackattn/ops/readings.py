@@ -1,4 +1,4 @@
-"""Readings of the nondeterministic stack: attention weights times values, without the weights.
+"""Readings of the nondeterministic stack, computed without its attention weights.
 
 A tensor of attention weights of the nondeterministic stack has T (T + 1) Q S numbers for each sequence. A layer that
 does not return its weights needs only the readings, T Q S m numbers; the kernel carries the values through its chart
@@ -37,7 +37,7 @@ def nondeterministic_readings(
 ) -> Tensor:
     """Readings of the nondeterministic stack: the expected top vector, jointly with state and top symbol.
 
-    The `cpp` backend keeps its charts for the backward pass if those of the call need at most 256 MB (the environment
+    The `cpp` backend keeps the charts of a call for the backward pass if they need at most 256 MB (the environment
     variable STACKATTN_CHART_MEMORY sets another number of MB); otherwise it computes them again.
 
     Args:
@@ -45,9 +45,9 @@ def nondeterministic_readings(
         log_replace: (B, T, Q, S, Q, S)
         log_pop: (B, T, Q, S, Q)
         values: (B, T + 1, m)
-            The bottom vector, then the vector that a push at each step pushes.
+            The bottom vector, then the vector that each step pushes.
         lengths: (B,), optional
-            Steps of each sequence. Later steps are not read; their readings and gradients are zero.
+            Number of steps of each sequence. Later steps are ignored; their readings and gradients are zero.
         window: as in `nondeterministic_weights`. Time is then proportional to T, and so is memory.
         backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 

@@ -1,7 +1,7 @@
 """Registration of operators with PyTorch, for autograd, torch.compile and torch.func.vmap.
 
 An operator takes tensors, the last of which (`lengths`) may be None, and then options such as the name of a backend.
-It is defined with `torch.library.Library`, because the first call of a `torch.library.custom_op` imports the compiler,
+It is defined with `torch.library.Library`, because the first call to a `torch.library.custom_op` imports the compiler,
 which takes two seconds.
 """
 
@@ -20,7 +20,7 @@ NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass: us
 def operator_with_backward(
     name: str, tensors: str, options: str = "", *, keeps_memory: bool = False
 ) -> tuple[Operator, Operator]:
-    """An operator `name` with one result, and the operator `name_backward` that computes its gradient.
+    """An operator `name` with one differentiable result, and the operator `name_backward` that computes its gradient.
 
     The arguments of `name_backward` are the gradient of the result, the tensors, `memory` if it is kept, and the
     options; its results are the gradients of all tensors except `lengths`. It cannot be differentiated.
@@ -65,7 +65,7 @@ class Operator:
         self._tensors = [x.name for x in arguments if str(x.type) in ("Tensor", "Optional[Tensor]")]
 
     def __call__(self, *args):
-        # torch.func transforms do not support the autograd formulas of torch.library, but those of autograd.Function.
+        # torch.func transforms support the gradients of autograd.Function, but not those of torch.library.
         if self._batched and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             return self._function.apply(*args)
         return self._call(*args)
@@ -90,7 +90,7 @@ class Operator:
             tensors, ctx.options = inputs[:count], inputs[count:]
             result, *memory = output if isinstance(output, tuple) else (output,)
             ctx.mark_non_differentiable(*memory)
-            ctx.set_materialize_grads(False)  # PyTorch would allocate zeros of the size of `memory`
+            ctx.set_materialize_grads(False)  # otherwise PyTorch would allocate zeros of the size of `memory`
             memory = [result, *memory] if self._saves_result else memory
             # A copy: autograd does not detect that a caller overwrites `lengths` through NumPy.
             lengths = tensors[-1] if tensors[-1] is None else tensors[-1].clone()
@@ -126,9 +126,10 @@ class Operator:
         self._function: Any = type(self._name, (torch.autograd.Function,), members)
 
     def batched(self, function: Callable) -> None:
-        """Register `function(tensors, size, *options)`, where an extra axis of that size is folded into the first axis.
+        """Register the batching rule `function(tensors, size, *options)`.
 
-        `memory` is not passed, because only the backend knows its layout.
+        The extra axis, of length `size`, is folded into the first axis of the tensors. `memory` is not passed, because
+        only the backend knows its layout.
         """
         self._batched = function
         torch.library.register_vmap(self._name, self._vmap, lib=_library)

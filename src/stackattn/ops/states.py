@@ -31,7 +31,7 @@ Self = TypeVar("Self", bound="_State")
 
 
 class _State(TensorState):
-    """Base class of the states of both stacks."""
+    """Base class of `SuperpositionState` and `NondeterministicState`."""
 
     def __init__(
         self, tensor: Tensor, buffer: Buffer, length: int, layout: Layout, backend: str, history: History | None
@@ -40,7 +40,7 @@ class _State(TensorState):
         self._buffer = buffer
         self._layout = layout
         self._backend = backend
-        self._history = history  # of a nondeterministic stack with at least one step
+        self._history = history  # None before the first step, and for a superposition stack
         self.length = length
 
     def reorder(self: Self, index: Tensor) -> Self:
@@ -227,7 +227,7 @@ class NondeterministicState(_State):
 
     @names_argument("log_push", 1)
     def extend_joined(self, rows: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, NondeterministicState]:
-        """Like `extend`, from the result of `join_transitions`. The state keeps the tensor: do not modify it."""
+        """Like `extend`, for the result of `join_transitions`. The state keeps this tensor: do not modify it."""
         Q, S = self._layout
         checks.check_same_batch("log_push", rows, self)
         checks.check_same_automaton("log_push", rows, Q, S)
@@ -253,14 +253,17 @@ class NondeterministicState(_State):
         return state.extend_joined(nothing, torch.zeros(1, dtype=torch.long, device=self.device))[1]._tensor
 
     def _extend_exactly(self, rows: Tensor, lengths: Tensor | None) -> tuple[Tensor, NondeterministicState]:
-        """Used when the float64 range is not sufficient: these and all later rows are computed from the first step."""
+        """Extend a state for which the range of float64 is not sufficient.
+
+        These rows, and those of all later steps, are computed from the first step.
+        """
         if self._backend == "cpp":  # the kernel would report step numbers counted from the first step
             self._check_numbers(rows, lengths)
         nothing = Buffer(self._tensor.detach(), -1)
         extension = Extension(self._layout, self.length, False, self._backend, lengths, nothing)
         history = History(self._history, with_idle_steps(extension, rows), None)
         steps = history.steps()
-        with immediate_checks():  # no extra wait: values have been read to get here
+        with immediate_checks():  # no additional wait: the values have already been read
             weights = nondeterministic_weights(*split_transitions(steps), backend=self._backend)[:, self.length :]
         T, history = self.length + rows.shape[1], History(None, steps, None)
         state = NondeterministicState(self._tensor, nothing, T, self._layout, self._backend, history)

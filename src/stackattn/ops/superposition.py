@@ -24,7 +24,7 @@ def superposition_weights(
             Weights of push, no-op and pop at each step: probabilities, for example from a softmax, not logits.
         lengths: (B,), optional
             Number of steps of each sequence. Later steps are ignored; their rows and gradients are zero.
-        depth: number of elements that are kept after each step, the top ones. By default, all elements are kept.
+        depth: number of elements that are kept after each step, counted from the top. By default, all are kept.
         backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:
@@ -76,9 +76,9 @@ def superposition_readings(
         values: (B, T, m)
             The vectors that are pushed.
         lengths: (B,), optional
-            Steps of each sequence. Later steps are not read; their readings and gradients are zero.
-        depth: number of elements that are kept after each step, the top ones. The time is then linear in T. By default,
-            all elements are kept.
+            Number of steps of each sequence. Later steps are ignored; their readings and gradients are zero.
+        depth: number of elements that are kept after each step, counted from the top. By default, all are kept. With a
+            depth, the time is linear in T.
         backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:
@@ -96,7 +96,7 @@ def superposition_readings(
     checks.check_values(values, actions, actions.shape[1])
     checks.check_limit("depth", depth)
     backend = choose(backend, actions.device, *((1, 1) if depth is None else ()))
-    # Weights, then a product, are faster for long vectors on short sequences, and without the kernel.
+    # The product of weights and values is faster for long vectors on short sequences, and without the kernel.
     T, m = values.shape[1:]
     short = m >= 512 and m > 4 * T
     if backend != "reference" and (depth is not None or (backend == "cpp" and not short)):

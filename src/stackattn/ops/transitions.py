@@ -1,4 +1,4 @@
-"""The three transition tensors as one, and the history of transitions of a state."""
+"""The three transition tensors joined into one, and the history of a state's transitions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The superposition stack as its vectors: readings without attention weights, from any stack, to a limited depth.
+"""Readings of the superposition stack without its attention weights, from any initial stack and to any depth.
 
-The stack is a tensor (B, height, m), top first. One step costs O(height m) operations, so T steps cost O(T^2 m), or
-O(T depth m) if only the top `depth` elements are kept. docs/maths.md, section 8.
+The stack is a tensor of vectors (B, height, m), top first. One step costs O(height m) operations, so T steps cost
+O(T^2 m), or O(T depth m) if only the top `depth` elements are kept. See docs/maths.md, section 8.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 - operators.py: attention weights of whole sequences, and their gradients
 - chart.py: the chart of whole sequences
 - columns.py: the chart one column at a time, for states
-- vectors.py: the superposition stack as its vectors, top first
+- vectors.py: readings of the superposition stack without its attention weights
 - window.py: the nondeterministic stack with a window, forward and backward
 - band.py: charts and rows of the nondeterministic stack with a window
 - steps.py: transition weights of a chart's steps, and their gradients

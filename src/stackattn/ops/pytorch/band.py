@@ -1,7 +1,7 @@
 """The charts and rows of the windowed nondeterministic stack in plain PyTorch (docs/maths.md, section 10).
 
-Rows are computed in segments, so that memory holds the band of charts of one segment only. Like chart.py, the code is
-generic in `Number`.
+Rows are computed in segments, so that only the band of one segment is in memory. Like chart.py, the code is generic in
+`Number`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
         return torch.cat([torch.cat([scaled, exponents], -1).flatten(2), self.logs[..., None]], -1).transpose(0, 1)
 
     def reached(self) -> Tensor:
-        """(x, B, QS, 1): which entries have a run. Gradients of others have no effect, but may be out of range."""
+        """(x, B, QS, 1): which entries have a run. Gradients of the others have no effect, but may be out of range."""
         alpha = self.numbers[..., -1:]
         return (alpha.mantissa if isinstance(alpha, Extended) else alpha) != 0
 
@@ -58,12 +58,12 @@ def times_power(x: Tensor, exponents: Tensor, *, extended: bool) -> Number:
 
 
 def shortest_segment(window: int) -> int:
-    """Steps of a segment that add little to the window - 1 steps before it, whose band is computed again."""
+    """Length of a segment for which it costs little to recompute the band of the window - 1 steps before it."""
     return max(4 * window, _SHORTEST_SEGMENT)
 
 
 def segments(steps: Tensor, T: int, window: int, size: int) -> list[tuple[int, int, slice]]:
-    """(first new row, last + 1, steps that they depend on) for each segment of up to `size` rows."""
+    """(first new row, last + 1, steps that these rows depend on) for each segment of up to `size` rows."""
     known = steps.shape[1] - T
     return [
         (a, min(a + size, T), slice(max(known + a - window + 1, 0), known + min(a + size, T)))
@@ -76,7 +76,7 @@ def segment_weights(steps: Tensor, extended: bool) -> Steps:
 
 
 def with_one(values: Tensor, like: Number) -> Number:
-    """(T, B, 1, m + 1): what is added to a row for each run that pushes."""
+    """(T, B, 1, m + 1): the values with a 1 appended, which is what a run of weight 1 that pushes adds to a row."""
     values = torch.cat([values.double(), values.new_ones(*values.shape[:2], 1).double()], -1).transpose(0, 1)[
         :, :, None
     ]
@@ -84,7 +84,7 @@ def with_one(values: Tensor, like: Number) -> Number:
 
 
 class _Band:
-    """The charts D and P of a segment of N steps, only for t - k <= window, in axes that make sums matrix products."""
+    """The charts D and P of a segment of N steps, only for t - k <= window, with axes for matrix products."""
 
     def __init__(self, like: Number, N: int, B: int, Q: int, S: int, window: int):
         self.sizes = N, B, Q, S, window
@@ -93,7 +93,7 @@ class _Band:
         self.D_to = like.new_zeros(N + 1, B, S, window, Q, Q)  # by end: [t, b, w, window - (t - j), p, r]
 
     def diagonal(self, s: int) -> tuple[Number, Number, Number]:
-        """For all j: D[j+1 -> j+s] as (n, B, QS, Q); P[j -> k] and D[k -> j+s] for k = j+2..j+s-1, two matrices."""
+        """For all j: D[j+1 -> j+s] as (n, B, QS, Q); P[j -> k] and D[k -> j+s], k = j+2..j+s-1, as two matrices."""
         N, B, Q, S, window = self.sizes
         n, inner = N + 1 - s, (s - 2) * Q
         later = self.D_to[s:, :, :, window - s + 1].transpose(2, 3).reshape(n, B, Q * S, Q)
@@ -124,7 +124,7 @@ def _fill_band(weights: Steps, Q: int, window: int) -> _Band:
 
 
 def _walk_back_band(weights: Steps, band: _Band, dP_to: Number, gradients: Steps) -> None:
-    """Add the gradients of the weights, from those of P by end."""
+    """Add the gradients of the weights to `gradients`, from those of `band.P_to`."""
     N, B, Q, S, window = band.sizes
     dP, dD_to = dP_to.new_zeros(*band.P.shape), dP_to.new_zeros(*band.D_to.shape)
     for s in range(min(window, N), 1, -1):
@@ -148,7 +148,7 @@ def _walk_back_band(weights: Steps, band: _Band, dP_to: Number, gradients: Steps
 
 
 def _earlier(rows: Number, falls: Tensor, S: int) -> Number:
-    """(B, S, (window - 1) Q, m + 1): the rows (window - 1, B, QS, m + 1) in units of another mass, by symbol."""
+    """(B, S, (window - 1) Q, m + 1): the rows (window - 1, B, QS, m + 1), times exp(falls), by symbol."""
     x, B, QS, width = rows.shape
     scale: Number = Extended.exp(falls) if isinstance(rows, Extended) else falls.exp()
     scaled = (rows * scale[:, :, None, None]).reshape(x, B, QS // S, S, width)
@@ -195,9 +195,9 @@ def falls_before(logs: Tensor, t: int, window: int) -> Tensor:
 def walk_back(
     grad: Tensor, steps: Tensor, values: Tensor, rows: Rows, exponents: Tensor, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of steps, values and history. Gradients of rows are those of all runs, times the mass of the row.
+    """Gradients of steps, values and history. `d_rows` are the gradients of unnormalised rows, times their masses.
 
-    `exponents` (window + T, B, QS, 1) are the units of the rows to which `grad` and the gradient of history belong.
+    `exponents` (window + T, B, QS, 1) are the exponents of the rows to which `grad` and the gradient of history belong.
     """
     B, _, Q, S = steps.shape[:4]
     QS, T = Q * S, values.shape[1]
@@ -253,7 +253,7 @@ def joined_gradients(d_rows: Number, exponents: Tensor) -> Tensor:
 
 
 def _only(rows: Number, reached: Tensor) -> Number:
-    """Zeros in place of entries without runs."""
+    """`rows`, with zeros in place of entries without runs."""
     if isinstance(rows, Extended):
         return Extended.normal(rows.mantissa.where(reached, 0.0), rows.exponent)
     return rows.where(reached, 0.0)

@@ -170,7 +170,7 @@ def _P_and_D_from_D(steps: Steps, Q: int) -> Number:
 
 
 def _F_and_U_from_F(steps: Steps, Q: int) -> Number:
-    """(n, B, 2 QS, 2 QS): F[t] replaces and U[t] pushes at step t, and both continue F[t - 1]."""
+    """(n, B, 2 QS, 2 QS): F[t] replaces and U[t] pushes at step t, and both continue from F[t - 1]."""
     return _moves(steps.replace.mT, steps.push.mT, Q, source=0)
 
 

@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     S: int
 
     def size(self, T: int) -> int:
-        """Entries of a state of T steps. Where the kernel is loaded, its own figure is used."""
+        """Number of entries of a state of T steps, computed by the kernel if it is loaded."""
         return _size(self.Q, self.S, T)
 
     def positions(self, T: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
@@ -70,7 +70,7 @@ def _size(Q: int, S: int, T: int) -> int:
 
 
 def size_in_python(Q: int, S: int, T: int) -> int:
-    """What `state_size` of the kernel computes: the columns 1..T, each row padded to a multiple of 8 entries."""
+    """The result of the kernel's `state_size`: columns 1..T, with each row padded to a multiple of 8 entries."""
     # Column t has Q S rows of (t - 1) Q entries, Q S rows of t + 1 entries, and two matrices of the transitions.
     QS = Q * S
     return QS * (8 * _sum_of_ceilings(T, Q, 0) + 8 * _sum_of_ceilings(T, 1, 2) + 2 * _padded(QS) * T)
@@ -122,7 +122,7 @@ class Column(NamedTuple):
 
 
 def _column(dense: Dense, pop: Tensor, t: int, superposition: bool) -> Column:
-    """`pop` is (B, Q S, Q)."""
+    """Intermediate results of step t; `pop` is (B, Q S, Q)."""
     B, S, _, Q = dense.P.shape[:4]
     system = pop.new_zeros(B, t - 1, Q, S, t - 1, Q, S)
     system.diagonal(dim1=3, dim2=6).copy_(dense.P[:, :, 1:t, :, 1:t].permute(0, 2, 3, 4, 5, 1)).neg_()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_MOST_TERMS = 2**24  # of a matrix product, in memory at once
+_MOST_TERMS = 2**24  # terms of a matrix product that are in memory at once
 LOWEST = -1e10  # logits this far below the largest one of their step have weight zero
 _ZERO_EXPONENT = -(2.0**50)  # below every sum of exponents
 _LN2 = 0.6931471805599453
-# ln 2 in two parts, the first with zeros at its end: exponent * _LN2_HIGH is exact
+# ln 2 in two parts, the first with trailing zero bits, so that exponent * _LN2_HIGH is exact
 _LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
 
 
@@ -117,7 +117,7 @@ def _scaled(mantissa: Tensor, exponent: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor | Extended, b: Tensor | Extended, *, out: Tensor | Extended, accumulate: bool = False) -> None:
-    """`out = a @ b`, or `out += a @ b`, for batches of matrices; a float64 product is one kernel."""
+    """`out = a @ b`, or `out += a @ b`, for batches of matrices; in float64, this is a single kernel."""
     if isinstance(out, Extended):
         out[...] = out + a @ b if accumulate else a @ b  # pyright: ignore
     elif accumulate:

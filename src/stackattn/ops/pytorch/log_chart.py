@@ -35,7 +35,7 @@ def log_einsum(equation: str, a: Tensor, b: Tensor, reduce: Reduce = log_sum) ->
 
 
 class LogChart(NamedTuple):
-    """Logs; -inf for undefined entries. Time points are 0..T, step t leads from t-1 to t."""
+    """Logs; -inf for undefined entries. Time points are 0..T; step t leads from t-1 to t."""
 
     D: Tensor  # (B, T+1, T+1, Q, S, Q): D[:, j, t, p, w, r], from (p, w on top) at j until w is popped at step t into r
     P: Tensor  # (B, T+1, T+1, Q, S, Q): P[:, k, t, u, y, r], the same, from a push at step k+1 back to the y below it
@@ -52,13 +52,13 @@ def log_chart(
     """
     B, n, Q, S = log_push.shape[:4]
     push, replace, pop = log_push.detach(), log_replace.detach(), log_pop.detach()
-    # In memory, (j, p) are the innermost axes, because the long sums run over them: three times faster.
+    # In memory, (j, p) are the innermost axes, which is three times faster, because the long sums run over them.
     D = push.new_full((B, S, n + 1, Q, n + 1, Q), -torch.inf).permute(0, 4, 2, 5, 1, 3)
     P = push.new_full((B, n + 1, n + 1, Q, S, Q), -torch.inf)
     F = push.new_full((B, n + 1, n + 1, Q, S), -torch.inf)
     alpha = push.new_full((B, n + 1, Q, S), -torch.inf)
 
-    # Step t's weights are push[:, t - 1]. D and P by rows, j from the right, all t at once.
+    # Step t has the weights push[:, t - 1]. D and P are filled by rows, j from last to first, for all t at once.
     for j in range(n - 1, -1, -1):
         D[:, j, j + 1] = pop[:, j]
         if j + 2 > n:

@@ -15,16 +15,16 @@ from .chart import Number, Steps
 from .extended import Extended
 from .steps import action_gradients, action_steps, log_gradients, neutral, scaled_steps
 
-# Smallest mass of all runs for which float64 arithmetic is exact enough. A weight that underflows (below 1e-308) can
+# Smallest mass of all runs for which float64 is accurate enough. A weight that underflows (below 1e-308) can
 # later grow in relative size by at most 1 / mass. While no mass is below e^-600, lost weights cannot matter.
 SMALLEST_MASS = 2.6e-261
 
 
-Chart = Any  # of the module `charts` that fills it: pytorch/chart.py, or another one with the same functions
+Chart = Any  # `charts.Chart`, where `charts` is pytorch/chart.py or another module with the same functions
 
 
 def kept_size(T: int, B: int, Q: int, S: int) -> int:
-    """Numbers that the forward pass keeps for the backward pass."""
+    """How many numbers the forward pass keeps for the backward pass."""
     return plain.Chart.size(T, B, Q, S)
 
 

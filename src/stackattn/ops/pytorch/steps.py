@@ -25,7 +25,7 @@ def scaled_steps(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, extende
 
 
 def log_gradients(weights: Steps, gradients: Steps, Q: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of a log weight is weight * gradient of the weight."""
+    """Gradients with respect to the log weights: each weight times its gradient."""
     products = (w * g for w, g in zip(weights, gradients, strict=True))
     push, replace, pop = (x.to_tensor() if isinstance(x, Extended) else x for x in products)
     n, B, QS, _ = push.shape
@@ -40,7 +40,7 @@ def action_steps(actions: Tensor, lengths: Tensor | None) -> Steps:
 
 
 def no_operation(actions: Tensor) -> Tensor:
-    """(3,): the action that changes nothing. Computed, because a list would be copied to the device."""
+    """(3,): the action that changes nothing. Computed on the device, because a list would have to be copied to it."""
     return (torch.arange(3, device=actions.device) == 1).to(actions.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The superposition stack as its vectors, top first, in plain PyTorch."""
+"""Readings of the superposition stack without its attention weights, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def forward(
 def backward(
     grad: Tensor, actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of actions, values and the first stack."""
+    """Gradients of actions, values and the initial stack."""
     T = actions.shape[1]
     actions, values = _idle(actions, values, lengths)
     stacks = _stacks(actions, values, stack, depth)
@@ -33,7 +33,7 @@ def backward(
     for t in reversed(range(T)):
         before = stacks[t]
         h = before.shape[1]
-        g = pad(grad_after, (0, 0, 0, h + 1 - grad_after.shape[1]))  # (B, h + 1, m): zero for an element cut off
+        g = pad(grad_after, (0, 0, 0, h + 1 - grad_after.shape[1]))  # (B, h + 1, m); zero for elements beyond `depth`
         g[:, 0] += grad_readings[:, t]
         above, same, below = _neighbours(before, values[:, t : t + 1])
         grad_actions[:, t] = torch.stack([(g * x).sum((1, 2)) for x in (above, same, below)], dim=1)
@@ -44,7 +44,7 @@ def backward(
 
 
 def _idle(actions: Tensor, values: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Steps beyond the lengths change nothing, whatever the padding contains."""
+    """Make the steps beyond the lengths change nothing, whatever the padding contains."""
     if lengths is None:
         return actions, values
     mask = length_mask(lengths, actions.shape[1])[..., None]

@@ -1,7 +1,8 @@
 """The windowed nondeterministic stack in plain PyTorch (docs/maths.md, section 10), forward and backward.
 
-A *row* (B, Q S, m + 1) is all runs up to a time point, divided by their mass: their top vectors, summed, and alpha.
-band.py computes them; here are the padding and the criterion for the range of float64.
+A *row* (B, Q S, m + 1) sums over all runs up to a time point, and is divided by their mass: the sum of their top
+vectors, and alpha. band.py computes the rows; this module handles padding, and decides where the range of float64 is
+sufficient.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..lengths import length_mask, without_padding
 from . import band
 from .extended import Extended
 
-# Largest fall from the mass of all runs to that of the runs in one entry, a window later, for which float64 suffices,
-# as SMALLEST_MASS in operators.py.
+# Float64 suffices if the log mass of the runs in each entry is at most this much below that of all runs one window
+# earlier. Compare SMALLEST_MASS in operators.py.
 _LARGEST_FALL = 600.0
 
 
@@ -83,7 +84,7 @@ def backward(
 
 
 def _full_history(steps: Tensor, history: Tensor, window: int) -> tuple[int, Tensor]:
-    """The window, at most the number of steps, and `history` with as many rows: zeros before the first one."""
+    """The window, limited to the number of steps, and `history` with as many rows: zeros before the first one."""
     window = min(window, steps.shape[1])
     return window, pad(history, (0, 0, window - history.shape[1], 0))
 
@@ -115,8 +116,7 @@ def _in_range(rows: band.Rows, history: Tensor, steps: Tensor, lengths: Tensor |
 def _lightest_runs(steps: Tensor, T: int, window: int) -> Tensor:
     """(T, B): lower bounds for the log weights of the runs of one window.
 
-    If it is in range, entries without runs are zero because of forbidden transitions, and not because their runs are
-    too light.
+    If a bound is in range, entries are zero only because of forbidden transitions, not because their runs underflow.
     """
     weights = steps.flatten(2)  # (B, H + T, Q S (Q S + Q S + Q))
     forbidden, outgoing = weights == -torch.inf, steps.shape[4]
@@ -127,7 +127,7 @@ def _lightest_runs(steps: Tensor, T: int, window: int) -> Tensor:
 
 
 def _out_of_range(good: Tensor) -> list[int]:
-    """The sequences with a row that is not good; none where values are not read."""
+    """The sequences with a row that is out of range; none if values are not read."""
     if not reads_values(good.device):
         return []
     return (~good.all(0)).nonzero()[:, 0].tolist()

@@ -1,6 +1,6 @@
 """The band and the rows of the windowed nondeterministic stack in Triton, with the interface of pytorch/band.py.
 
-Segments are as long as the limit on the memory of charts allows, because each one needs further launches.
+Segments are as long as the limit on the memory of charts allows, because each one needs additional launches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .launches import DEFAULT_MEMORY, configuration, diagonal_configuration, sel
 
 
 def step_size(Q: int, S: int, window: int) -> int:
-    """Bytes of charts for each step and sequence: P, D, and in the backward pass their gradients and those of rows."""
+    """Bytes of charts per step and sequence: P, D, their gradients, and the gradient of P that comes from rows."""
     return 8 * 5 * (window - 1) * S * Q * Q
 
 
@@ -176,6 +176,6 @@ def _contiguous(weights: Steps) -> Steps:
 
 
 def _factors(logs: Tensor, window: int) -> Tensor:
-    """(x, B, window): the mass of each row over the masses of the rows after it."""
+    """(x, B, window): the mass of each row, divided by the mass of each of the `window` rows after it."""
     later = torch.nn.functional.pad(logs[1:], (0, 0, 0, window)).unfold(0, window, 1)  # (x, B, window)
     return (-later.cumsum(-1)).exp().contiguous()

@@ -105,7 +105,7 @@ def launch(
 ) -> None:
     """Launch a kernel whose arguments are the tensors it reads, those it writes, and sizes.
 
-    A tensor in both lists is read where it was written by earlier launches only; the tests replace this function to
+    A tensor in both lists is read only where earlier launches have written it; the tests replace this function to
     verify that.
     """
     if all(grid):

@@ -1,15 +1,15 @@
 """The chart of docs/maths.md as Triton kernels: each launch computes one row for all columns, symbols and sequences.
 
 No program reads memory that its own launch writes. Triton does not order a store and a later load of the same address
-within a program, and its interpreter, in which the tests run, executes one program after the other and would not
-notice. Buffers that a launch both reads and writes are therefore two arguments, and tests/triton_backend poisons
-what a launch writes in the one that it reads. Nothing is summed with atomic operations, so results are the same in
-every run.
+within a program, and its interpreter, in which the tests run, executes one program after the other and would not reveal
+such an error. A buffer that a launch both reads and writes is therefore passed as two arguments, and the tests in
+tests/triton_backend replace what a launch writes with nan in the argument that it reads. There are no atomic
+operations, so results are the same in every run.
 
-Letters as in NOTATION.md. A row `rho` is (time point, state), a column `c` also, and `m` is a state, padded to 16
-because a matrix product has at least 16 rows. `e` and `f` are pairs (state, symbol), padded to E. P and D are packed
-triangles: row rho of time point j has the columns from (j + 1) Q on. Offsets are 64-bit: a chart can have more than
-2^31 entries.
+The letters are those of NOTATION.md. In addition, a row `rho` and a column `c` are pairs (time point, state), and `m`
+is a state, padded to 16 because a matrix product has at least 16 rows. `e` and `f` are pairs (state, symbol), padded to
+E. P and D are packed triangles: a row rho of time point j has the columns from (j + 1) Q on. Offsets are 64-bit: a
+chart can have more than 2^31 entries.
 """
 
 # pyright: reportMissingImports=false
@@ -95,7 +95,7 @@ def fill_P_and_D(
     end = tl.minimum(first + BC, C)
     for start in range((j + 2) * Q, end, BK):
         rho = start + tl.arange(0, BK)
-        # P[j -> rho] once more: other programs of this launch write it
+        # P[j -> rho] is computed again, because other programs of this launch write it
         D_rho = tl.load(
             next_D + _packed(next_row[:, None], rho[None, :], n, Q), mask=known & (rho < end)[None, :], other=0.0
         )
@@ -129,7 +129,7 @@ def fill_F(
     acc = _dot(_moves(replace, t - 1, b, f[None, :], e, B, Q, S), F_before, tl.zeros((16, BC), dtype=tl.float64))
     P = _triangle(PD, 0, y, b, n, B, Q, S)
     end = (t - 1) * Q
-    for start in range(tl.maximum(first - 1, 0) * Q, end, BK):  # an element i is on top from time point i - 1 on
+    for start in range(tl.maximum(first - 1, 0) * Q, end, BK):  # the element of column i is on top from time i - 1 on
         rho = start + tl.arange(0, BK)
         inside = (rho < end)[None, :] & (m < Q)[:, None]
         inner = tl.load(P + _packed(rho[None, :], t * Q + m[:, None], n, Q), mask=inside, other=0.0)

@@ -18,7 +18,7 @@ from .operators import of_part, slices
 
 
 def _parts(steps: Tensor, window: int) -> list[slice]:
-    """Parts of the batch for which the band of a short segment fits into memory, and the sequences into a grid."""
+    """Parts of the batch that are small enough for a grid, and whose bands of a short segment fit into memory."""
     B, T, Q, S = steps.shape[:4]
     window = min(window, T)
     charts_of_one = band.step_size(Q, S, window) * min(T, shortest_segment(window) + window)

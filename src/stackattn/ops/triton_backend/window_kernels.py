@@ -1,12 +1,12 @@
 """The band and the rows of the windowed nondeterministic stack (docs/maths.md, section 10) as Triton kernels.
 
-The rules of kernels.py hold here too: no program reads memory that its own launch writes, no atomic operations, and
-64-bit offsets.
+The rules of kernels.py hold here too: no program reads memory that its own launch writes, there are no atomic
+operations, and offsets are 64-bit.
 
-The band of a segment of n steps has P[j -> j + s] for the spans s = 2..D and D[j -> j + s] for s = 1..D-1, where D is
-the window (`window` in the code). A launch computes one span for all starts j, symbols and sequences. A *lane* is a
-pair of sequence and start, b n + j; the lanes of a span are contiguous, and a program computes the Q x Q matrices of a
-block of lanes as sums of outer products, because they are too small for tensor cores.
+The band of a segment of n steps has P[j -> j + s] for the spans s = 2..window, and D[j -> j + s] for s = 1..window-1. A
+launch computes one span for all starts j, symbols and sequences. A *lane* is a pair of sequence and start, b n + j; the
+lanes of a span are contiguous, and a program computes the Q x Q matrices of a block of lanes as sums of outer products,
+because they are too small for tensor cores.
 
 A row has Q S x width numbers, of which the last column is alpha. Row x is at the time point tau of the segment.
 """
@@ -80,7 +80,7 @@ def fill_row(
     push, replace, band, values, scales_in, rows_in, scales, rows, n, B, width, window, tau, x,
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Row x in units of the mass of row x - 1, from the rows before it, which are in such units too.
+    """Row x in units of the mass of row x - 1, from earlier rows, each also in units of the mass of the row before it.
 
     `scales_in` (B, window - 1) converts the rows x - 2, x - 3, ... to the units of row x - 1, and `scales` the rows
     x - 1, x - 2, ... to those of row x; one more division, by the mass of row x - 1, is done here.
@@ -129,11 +129,12 @@ def walk_back_row(
     push, replace, band, values, factors, rows, given, d_in, d_rows, n, B, width, window, x, origin, low, high,
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of row x and of those after it, one for each B programs, from those of the rows low..high-1.
+    """The gradients of row x and the rows after it, from those of the rows low..high-1.
 
-    `factors` (x, B, window) has the mass of row x over that of the rows x + 1, x + 2, ...; row `origin` is at time
-    point 0 of the segment, and row `low` is the first one that the segment has computed. Entries that no run reaches
-    have no effect on the gradient of any weight; theirs are zero, because they may be too large for float64.
+    On the last axis of the grid, each group of B programs computes one row. `factors` (x, B, window) has the mass of
+    row x, divided by those of the rows x + 1, x + 2, ...; row `origin` is at time point 0 of the segment, and row `low`
+    is the first one that the segment has computed. Entries that no run reaches have no effect on the gradient of any
+    weight; their own gradients, which may be too large for float64, are set to zero.
     """
     y, _, m, e = _place(Q, S)
     row, b = tl.program_id(2) // B, (tl.program_id(2) % B).to(tl.int64)
