@@ -19,7 +19,7 @@ from ..dispatch import kernel, kernel_threads
 if TYPE_CHECKING:
     from ..extension import Extension
 
-HUGE = 1 << 22  # bytes: two huge pages
+HUGE = 1 << 22  # bytes from which memory comes from the pool: two huge pages
 _TRANSITIONS = ("log_push", "log_replace", "log_pop")
 _ACTIONS = ("actions",)
 
@@ -27,13 +27,13 @@ _ACTIONS = ("actions",)
 def _readable(x: Tensor) -> Tensor:
     """`x` as the kernel reads it: contiguous, float32 or float64, and without a pending negation.
 
-    `contiguous` and `float` keep the negation bit of a view such as `torch._neg_view` makes, and DLPack ignores it.
+    `contiguous` and `float` keep the negation bit of a view such as that of `torch._neg_view`, and DLPack ignores it.
     """
     return (x if x.dtype == torch.float64 else x.float()).resolve_neg().contiguous()
 
 
 def _call(name: str, arguments: tuple[str, ...], lengths: Tensor | None, *values: Any) -> bool:
-    """Call a function of the kernel; returns whether float64 had enough range for its results.
+    """Call a function of the kernel, and return whether the range of float64 sufficed for its results.
 
     `values` are tensors, None, or numbers. `arguments` are the user's names for the arrays that the kernel checks for
     nan and infinity.
@@ -87,7 +87,7 @@ def empty_states(batch_size: int, size: int) -> Tensor:
 
 
 def extend(data: Tensor, extension: Extension, steps: Tensor) -> tuple[Tensor, bool]:
-    """Append `steps` to the states in `data` (B, room); returns their attention weights, and `in_range`."""
+    """Append `steps` to the states in `data` (B, room), and return their attention weights and `in_range`."""
     (Q, S), (B, c) = extension.layout, steps.shape[:2]
     wide = _readable(steps)
     T = extension.before + c
@@ -122,7 +122,7 @@ def retract(
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x` in contiguous rows that begin on 64-byte boundaries, which tensors from saved-tensor hooks may not have."""
+    """`x` or a copy, with contiguous rows that begin on 64-byte boundaries: saved-tensor hooks may return others."""
     x = x.resolve_neg()
     if x.stride(1) == 1 and x.data_ptr() % 64 == 0 and x.stride(0) % 8 == 0:
         return x
@@ -165,7 +165,7 @@ def readings(steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor
 def readings_backward(
     grad: Tensor, steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of steps and values; without `kept`, the charts are computed again."""
+    """Gradients of the steps and values; without `kept`, the charts are computed again."""
     wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
     grad_steps, grad_values = torch.empty_like(wide), torch.empty_like(vectors)
     kept = None if kept is None else aligned(kept)
@@ -190,7 +190,7 @@ def windowed(
     band: Tensor | None = None,
     band_after: Tensor | None = None,
 ) -> Tensor:
-    """Rows of the windowed stack, see `ops.window.rows_after`; `band` and `band_after` as in `empty_band`."""
+    """Rows of the windowed stack, see `ops.window.rows_after`; `band` and `band_after` are made by `empty_band`."""
     wide = _readable(steps)
     rows = history.new_empty(len(steps), values.shape[1], history.shape[2])
     arrays = wide, _readable(values.to(wide.dtype)), _readable(history)
@@ -209,7 +209,7 @@ def windowed_backward(
 
 
 def empty_band(batch_size: int, Q: int, S: int, steps: int) -> Tensor:
-    """Memory for the part of the chart that later steps of a windowed stack need, of the last `steps` steps."""
+    """Uninitialised memory for a band: the chart entries of the last `steps` steps that later steps need."""
     assert kernel is not None
     return torch.empty(batch_size, kernel.band_size(Q, S, steps), dtype=torch.float64)
 
@@ -220,7 +220,7 @@ _NO_LIMIT = 1 << 60
 def vectors(
     actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None, with_stack: bool
 ) -> Tensor:
-    """Readings of a superposition stack, followed by its last vectors if `with_stack`; see `ops.vectors`."""
+    """Readings of a superposition stack and, if `with_stack`, the vectors of the last stack; see `ops.vectors`."""
     (B, T, m), height, limit = values.shape, stack.shape[1], depth or _NO_LIMIT
     result = values.new_empty(B, T + (min(height + T, limit) if with_stack else 0), m)
     arrays = (_readable(x) for x in (actions, values, stack))
@@ -231,7 +231,7 @@ def vectors(
 def vectors_backward(
     grad: Tensor, actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of actions, values and the first stack."""
+    """Gradients of the actions, the values and the first stack."""
     arrays = [_readable(x) for x in (actions, values, stack)]
     grads = [torch.empty_like(x) for x in arrays]
     limits = depth or _NO_LIMIT, grad.shape[1] > actions.shape[1]

@@ -16,9 +16,9 @@ _UINT64 = (1 << 64) - 1
 
 
 def _call(name: str, *values: Any) -> Any:
-    """Call a function of the kernel, which checks dtype, shape and layout of all arrays.
+    """Call a function of the kernel, which checks the dtype, shape and layout of all arrays.
 
-    DLPack ignores the pending negation of a view such as `torch._neg_view` makes. Results never have one.
+    DLPack ignores the pending negation of a view such as that of `torch._neg_view`. Outputs never have one.
     """
     capsules = [to_dlpack(x.resolve_neg()) if isinstance(x, Tensor) else x for x in values]
     return getattr(kernel, name)(*capsules, kernel_threads())
@@ -58,7 +58,7 @@ def dropout(x: Tensor, residual: Tensor | None, relu: bool, p: float, seed: int)
 
 
 def dropout_backward(grad: Tensor, y: Tensor | None, p: float, seed: int) -> Tensor:
-    """The gradient of x; `y` is the result if there was a ReLU, else None."""
+    """The gradient of x; `y` is the result of `dropout` if `relu` was true, otherwise None."""
     grad = grad.contiguous()
     result = torch.empty_like(grad)
     _call("dropout_backward", y, grad, p, seed & _UINT64, result)
@@ -99,7 +99,11 @@ class LSTMSizes(NamedTuple):
     value_size: int
 
     def arrays(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """What the forward pass writes (kernel/network.h): x, gates, cells, actions; inputs: (T, B, 4 hidden)."""
+        """Memory for x, gates, cells and actions, which the forward pass writes (kernel/network.h).
+
+        Args:
+            inputs: (T, B, 4 hidden)
+        """
         T, B = inputs.shape[:2]
         return (
             inputs.new_zeros(T + 1, B, self.reading + self.hidden),
@@ -138,9 +142,9 @@ def nondeterministic_lstm(
     bottom: Tensor,
     keep: bool,
 ) -> list[Tensor] | None:
-    """An LSTM with a nondeterministic stack of (Q, S): its arrays and, if `keep`, its charts.
+    """An LSTM with the nondeterministic stack of an `automaton` (Q, S): its arrays and, if `keep`, its charts.
 
-    None if a log weight is nan or infinite, or if the range of float64 does not suffice.
+    None if a log weight is nan or +inf, or if the range of float64 does not suffice.
     """
     assert kernel is not None
     arrays, charts = sizes.arrays(inputs), None

@@ -1,7 +1,7 @@
 // The two number systems of the charts, with the operation that takes most of the time: C (+)= sum of A x B.
 //
-// Linear    float64: fast, exact enough while no relevant weight falls below 1e-308.
-// Extended  mantissa and exponent in separate doubles: 10 (forward) to 25 times slower, with unlimited range.
+// Linear    float64: fast, and exact enough while no relevant weight falls below 1e-308.
+// Extended  mantissa and exponent in separate doubles: 10 (forward pass) to 25 times slower, with unlimited range.
 //
 // Matrices are row-major, with rows that start on a vector boundary; A may have any strides.
 #pragma once
@@ -27,7 +27,7 @@ typedef double VecU __attribute__((vector_size(8 * STACKATTN_LANES), aligned(8),
 typedef int64_t IVec __attribute__((vector_size(8 * STACKATTN_LANES), may_alias));
 
 inline Vec splat(double x) { return x - Vec{}; }
-inline Vec permute(Vec a, Vec b, IVec from) {  // lanes 0.. of a, then of b
+inline Vec permute(Vec a, Vec b, IVec from) {  // `from` counts the lanes of a, then those of b
 #if defined(__GNUC__) && !defined(__clang__)
   return __builtin_shuffle(a, b, from);
 #else
@@ -60,7 +60,7 @@ Vec read(const IO* p, int n, double missing) {
   return out;
 }
 
-// One term of a sum of products: A is (m x k) with strides, B is (k x n) with rows ldb apart; k > 0.
+// One term of a sum of products: A is (m x k) with strides rs and cs, B is (k x n) with rows ldb apart; k > 0.
 template <class Ptr>
 struct Term {
   Ptr a;
@@ -174,7 +174,7 @@ struct Linear {
       }
   }
 
-  // Rows of the blocks of a large matrix. With 16 registers, 4 rows of several vectors need fewer loads than 8 of one.
+  // Rows of a block of a large matrix. With 16 registers, 4 rows of several vectors need fewer loads than 8 of one.
   static constexpr int kTall = kLanes == 8 ? 8 : 4;
 
   // The number of vectors per row for which all accumulators and one row of B fit into the registers. Without AVX, a
@@ -256,8 +256,8 @@ struct Linear {
   }
 };
 
-// value = mantissa * 2^exponent, with 1 <= |mantissa| < 2 or zero. Exponents are integers stored as doubles, because
-// every vector unit adds and compares doubles.
+// value = mantissa * 2^exponent, with 1 <= |mantissa| < 2, or mantissa 0. Exponents are integers stored as doubles,
+// because every vector unit adds and compares doubles.
 struct Extended {
   struct Value {
     double m, e;

@@ -11,7 +11,8 @@
 
 namespace nb = nanobind;
 
-// No constraints on type and order, so that nanobind never converts an array: results would go to a temporary copy.
+// No constraints on dtype and memory order, so that nanobind never converts an array: a converted array would be a
+// temporary copy, and the results written to it would be lost.
 using Array = nb::ndarray<>;
 using Shape = std::vector<int64_t>;
 
@@ -32,7 +33,7 @@ inline Shape shape_of(const Array& array) { return Shape(array.shape_ptr(), arra
 
 inline void check_type(const Array& array, const char* name, nb::dlpack::dtype dtype) {
   if (!array.is_valid()) bad_type(name, "an array, got None");
-  if (array.device_type() != nb::device::cpu::value) bad_type(name, "memory of the CPU, got another device");
+  if (array.device_type() != nb::device::cpu::value) bad_type(name, "an array on the CPU, got one on another device");
   if (array.dtype() == dtype) return;
   const std::string kind = dtype.code == uint8_t(nb::dlpack::dtype_code::Int) ? "int" : "float";
   bad_type(name, kind + std::to_string(dtype.bits) + ", got another dtype");
@@ -45,11 +46,11 @@ inline void* address(const Array& array, const char* name, nb::dlpack::dtype dty
   int64_t stride = 1;
   for (size_t i = array.ndim(); i-- > 0; stride *= shape[i])
     if (array.size() > 0 && shape[i] > 1 && array.stride(i) != stride)
-      bad_value(name, "a contiguous array", "other strides");
+      bad_value(name, "a contiguous array", "one with other strides");
   return array.data();
 }
 
-// Like `address`, but None is allowed and gives null.
+// Like `address`, but the array may be None; the result is then null.
 inline void* optional_address(const Array& array, const char* name, nb::dlpack::dtype dtype, const Shape& shape) {
   return array.is_valid() ? address(array, name, dtype, shape) : nullptr;
 }
@@ -62,7 +63,7 @@ inline State states_in(const Array& array, const char* name, int64_t batch, int6
   const bool aligned = reinterpret_cast<uintptr_t>(array.data()) % 64 == 0 && (batch == 1 || array.stride(0) % 8 == 0);
   if (array.size() > 0 && !(aligned && (array.shape(1) == 1 || array.stride(1) == 1)))
     bad_value(name, "contiguous rows that begin on 64-byte boundaries", "another layout");
-  if (batch > 1 && array.stride(0) < size) bad_value(name, "rows that do not overlap", "a smaller stride");
+  if (batch > 1 && array.stride(0) < size) bad_value(name, "rows that do not overlap", "overlapping rows");
   return {static_cast<double*>(array.data()), batch > 1 ? array.stride(0) : size, before};
 }
 
@@ -73,7 +74,7 @@ inline State optional_states_in(const Array& array, const char* name, int64_t ba
 // What all calls have in common: sizes (taken from the first array), dtype, and lengths.
 class Call {
  public:
-  // `dims` is the number of axes of `first`. With 3 axes (the actions of a superposition stack), Q and S are 1.
+  // `dims` is the number of axes of `first`. With 3 axes, such as those of actions (B,T,3), Q and S are 1.
   Call(const Array& first, const char* name, size_t dims, const Array& lengths, int threads) {
     if (!first.is_valid()) bad_type(name, "an array, got None");
     if (first.ndim() != dims) bad_value(name, std::to_string(dims) + " axes", text(shape_of(first)));

@@ -12,8 +12,8 @@ namespace {
 constexpr int kRows = 16;
 constexpr float kLog2e = 1.4426950408889634f;
 
-// The sizes of one head. `stride` is the distance of matrix rows whose columns are steps: padded, and no power of two,
-// so that the rows do not compete for the same cache lines.
+// The sizes of one head. `stride` is the distance between matrix rows whose columns are steps: the padded length plus
+// 16, so that it is not a power of two if the length is one, and rows do not compete for the same cache lines.
 struct Head {
   int n, size;  // steps and numbers in a vector
   long width, stride;
@@ -52,7 +52,7 @@ void store_rows(const Head& head, int n, const float* in, float factor, float* o
   }
 }
 
-// Columns j.. of query i: the future is masked.
+// Which of the columns j, j + 1, ... query i attends to: those up to i.
 FMask past(int j, int i) { return lane_numbers() + j <= FMask{} + i; }
 
 struct Inputs {
@@ -140,8 +140,8 @@ void backward_head(Workspace& work, const Head& head, const Inputs& in, const Ke
   store_rows(head, head.n, dV, 1, grad_v, in.ld);
 }
 
-// Calls body(work, sequence, head number, length) on `threads` threads; each call does all work of its head in a fixed
-// order.
+// Calls body(workspace, sequence, head number, length) on several threads; each call does all work of its head in a
+// fixed order.
 template <class Body>
 void for_each_head(const AttentionShape& shape, Body body) {
   std::exception_ptr exhausted;  // an exception must not leave the parallel region
@@ -163,7 +163,7 @@ void for_each_head(const AttentionShape& shape, Body body) {
   if (exhausted) std::rethrow_exception(exhausted);
 }
 
-// Zeros in rows `from` to `to` of one head.
+// Sets rows `from` to `to` - 1 of one head to zero.
 void clear_rows(float* rows, long ld, int64_t from, int64_t to, int64_t size) {
   for (int64_t t = from; t < to; ++t) std::fill_n(rows + t * ld, size, 0.f);
 }

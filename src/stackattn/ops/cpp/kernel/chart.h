@@ -1,6 +1,6 @@
-// The chart of one sequence (docs/maths.md): its forward and backward pass, in tiles.
+// The chart of one sequence (docs/maths.md): its forward and backward passes, in tiles.
 //
-// F is stored transposed, as one panel for each block T with rows (t, state) and columns i.
+// F is stored transposed, in one panel for each block T. A panel has rows (t, state) and columns i.
 //
 // Letters as in NOTATION.md. Index i of an attention weight is shifted by one: column 0 is the bottom element.
 #pragma once
@@ -26,7 +26,7 @@ class Chart : public Tiles<A> {
   // A multiple of the vector length, and small for short sequences: small tiles waste less work below the diagonal.
   static int block_size(int Q, int n) { return Q == 1 ? 48 : Q == 2 ? 24 : Q <= 4 && n > 128 ? 16 : 8; }
 
-  // `columns` is the length of the panels' rows; 0: a column for each attention weight. The forward pass is stored in
+  // `columns` is the length of a panel's rows; 0: one column for each attention weight. The forward pass is stored in
   // `kept` if that is not null, so that a later chart in the same memory can start with the backward pass. `extra` is
   // the number of values that a derived class takes.
   Chart(Workspace& work, int n, int Q, int S, bool superposition, bool with_gradient, long columns = 0,
@@ -53,7 +53,7 @@ class Chart : public Tiles<A> {
 
   virtual ~Chart() = default;
 
-  // Values that the forward pass stores.
+  // Number of values that the forward pass stores.
   long forward_size() const { return forward_size(n, Q, S, columns_); }
   static long forward_size(int n, int Q, int S, long columns) {
     const long b = block_size(Q, n), blocks = (n + b) / b, triangle = blocks * (blocks + 1) / 2, QS = Q * S;
@@ -91,7 +91,7 @@ class Chart : public Tiles<A> {
   using Base::begin, Base::columns, Base::dP_, Base::end, Base::P_, Base::sum_of_tiles, Base::tile, Base::tiles_;
   long panels_, columns_;
   Workspace& work_;
-  double* kept_;      // where `take` takes from; null: the workspace
+  double* kept_;      // the memory that `take` allocates from; null: the workspace
   Ptr F_, dF_, dFT_;  // F_, dFT_: rows (t, r), columns i; dF_: the transpose of dFT_
   Ptr alpha_, dalpha_, mass_;
 

@@ -1,4 +1,4 @@
-// What stacks that are extended step by step have in common: one column of D and P from the columns before it.
+// Shared by the stacks that are extended step by step: one column of D and P, computed from the columns before it.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -105,7 +105,7 @@ struct Mixer {
       }
   }
 
-  // Entries of time point j in a table [w][r][(j,p)]: x[(p,w)][r] and y[r][(p,w)], with zeros in the padding of y.
+  // Copies the entries of time point j of a table [w][r][(j,p)] to x[(p,w)][r], or to y[r][(p,w)], padded with zeros.
   void read(const double* table, long ld, long j, double* x) const {
     const int S = QS / Q;
     for (int p = 0; p < Q; ++p)
@@ -121,8 +121,9 @@ struct Mixer {
     }
   }
 
-  // D[j -> t] for j = t-1 .. 1, from the pop weights of step t and the columns before it. `chart` has P(k), the table
-  // of column k with rows p_row(k) apart, and push(k) and repl(k) as [to][from]. x and c: QS x Q, y: Q rows.
+  // D[j -> t] for j = t-1 .. 1, from the pop weights of step t and the columns before it. `chart` provides P(k), the
+  // table of column k with rows p_row(k) apart, and push(k) and repl(k) as [to][from]. x and c (QS x Q) and y (Q rows)
+  // are scratch memory.
   template <class Chart>
   void solve(Chart& chart, long t, const double* pop, double* D, long ld, double* x, double* c, double* y) const {
     const int S = QS / Q;

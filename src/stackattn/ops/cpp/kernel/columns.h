@@ -4,7 +4,7 @@
 //   P   [S w][Q r][(t-1) x Q]  P[j -> t][p,w -> r] for the time points j = 0..t-2 and states p
 //   F   [S y][Q r][t+1]        F[i -> t][r,y] for i = 0..t, shifted by one: 0 is the bottom element
 //   push, replace              [Q S to][Q S from] the weights of step t, scaled and transposed
-// The last axis of each is padded with zeros to a multiple of 8, so that loops over vectors need no remainder. The
+// The last axis of each is padded with zeros to a multiple of 8, so that loops over vectors need no remainder loop. The
 // gradient of a state has the same layout, and autograd passes it from step to step; the values in its padding are
 // ignored.
 #pragma once
@@ -103,8 +103,9 @@ class Columns {
   }
 
   // The backward pass of `extend`. `dcolumn` is the gradient of column t, `grad` that of the columns before it, both
-  // without the contributions of step t. These are added to the push and replace parts of `dcolumn`, written to `dpop`,
-  // (q,x) x r, and added to `grad`; that sum is written to `before`, which may be `grad`.
+  // without the contributions of step t. This function adds them to the push and replace parts of `dcolumn`, writes
+  // those of the pop weights to `dpop`, (q,x) x r, and writes the sum of `grad` and the others to `before`, which may
+  // be the same array as `grad`.
   void retract(long t, double* dcolumn, const double* grad, double* before, double* dpop) {
     solve(t);
     const double* column = state_ + at_.offset[t];
@@ -121,7 +122,7 @@ class Columns {
           dalpha_[s] += push_t[to + s] * g;
         }
       }
-    if (t > 1 && before != grad) {  // several terms are added to this part
+    if (t > 1 && before != grad) {  // the loops below add several terms to this part
       const long at = at_.offset[t - 1] + at_.f(t - 1, 0, 0);
       std::copy_n(grad + at, QS * at_.f_row(t - 1), before + at);
     }

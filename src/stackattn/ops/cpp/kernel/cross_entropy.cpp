@@ -38,7 +38,7 @@ struct Rows {
 
   static Vector load(const T* p) { return *(const Vector*)p; }
   static void store(T* p, Vector v) { *(Vector*)p = v; }
-  // The last numbers of a row as a vector, filled up with -inf: that changes neither maximum nor sum.
+  // The last numbers of a row as a vector, filled up with -inf, which changes neither the maximum nor the sum.
   static Vector load_rest(const T* p, int64_t n) {
     Vector v = L::splat(-INFINITY);
     std::memcpy(&v, p, n * sizeof(T));
@@ -54,8 +54,8 @@ struct Rows {
     for (int i = 1; i < kCount; ++i) lanes[0] = combine(lanes[0], lanes[i]);
     return lanes[0];
   }
-  // Calls body(j, i) for every whole vector of a row, which begins at j, where i is the accumulator to use, and returns
-  // the beginning of the rest.
+  // Calls body(j, i) for every whole vector of a row, where j is its first column and i the accumulator to use. Returns
+  // the first column of the rest.
   template <class Body>
   static int64_t for_each_vector(int64_t count, Body body) {
     int64_t j = 0;
@@ -101,7 +101,7 @@ struct Rows {
 };
 
 // Calls body(row, target) for every row, with target -1 for rows to ignore. Returns the first row whose target is not a
-// class, or -1. Each target is read once, because another thread of Python may change it.
+// class, or -1. Each target is read once, because another Python thread may change it.
 template <class Body>
 int64_t for_each_row(const CrossEntropyShape& shape, Body body) {
   int64_t bad = shape.rows;

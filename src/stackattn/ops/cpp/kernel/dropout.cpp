@@ -7,7 +7,7 @@ namespace {
 constexpr int64_t kRow = 4096;       // numbers that share a row of the mask
 constexpr int64_t kAlone = 1 << 17;  // fewer numbers are not worth a second thread
 
-// Calls body(first, count, row) for each row.
+// Calls body(first number, count, row of the mask, scale) for each row.
 template <class Body>
 void for_each_row(int64_t count, const DropoutRate& rate, int threads, Body body) {
   const KeepMask mask(rate);
@@ -16,8 +16,8 @@ void for_each_row(int64_t count, const DropoutRate& rate, int threads, Body body
     body(row * kRow, std::min(kRow, count - row * kRow), mask.row(row), fsplat(mask.scale));
 }
 
-// Applies function(i) -> vector to numbers i, i + 1, ... of a row; the last ones go through `part`, a copy padded to a
-// vector.
+// Writes the results of function(i, n), a vector for the n numbers i, i + 1, ... of a row; n is smaller than a vector
+// only at the end of the row.
 template <class Function>
 void store_all(int64_t count, float* out, Function function) {
   int64_t i = 0;
@@ -27,6 +27,7 @@ void store_all(int64_t count, float* out, Function function) {
     std::memcpy(out + i, &v, (count - i) * sizeof(float));
   }
 }
+// Loads n numbers; the other lanes are zero.
 inline FVec some(const float* p, int n) {
   if (n == kFloats) return fload(p);
   FVec v = {};
@@ -55,7 +56,7 @@ void forward(int64_t count, const DropoutRate& rate, int threads, bool relu, con
 void backward(int64_t count, const DropoutRate& rate, int threads, const float* y, const float* grad, float* grad_x) {
   for_each_row(count, rate, threads, [=](int64_t first, int64_t n, KeepMask::Row keep, FVec scale) {
     const float *from = grad + first, *made = y + (y ? first : 0);
-    if (y)  // dropped and negative numbers are both zero there
+    if (y)  // y is zero for dropped and for negative numbers
       store_all(n, grad_x + first, [=](int64_t i, int c) {
         const FVec v = some(from + i, c) * scale;
         return some(made + i, c) <= FVec{} ? FVec{} : v;

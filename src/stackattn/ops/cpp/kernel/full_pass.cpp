@@ -1,5 +1,5 @@
-// The full pass over whole sequences, from actions to attention weights, and its backward pass. Compiled once for each
-// instruction set.
+// The full pass over whole sequences, from transitions or actions to attention weights, and its backward pass. Compiled
+// once for each instruction set.
 #include "chart.h"
 #include "sequences.h"
 

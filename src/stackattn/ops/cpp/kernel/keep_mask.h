@@ -1,5 +1,5 @@
-// Which numbers dropout keeps: a function of (seed, row, column), so that the backward pass draws the same mask again
-// and nothing depends on the number of threads. stackattn/ops/keep_mask.py is the same function in PyTorch.
+// Which numbers dropout keeps: a function of (seed, row, column), so that the backward pass computes the same mask
+// again and nothing depends on the number of threads. stackattn/ops/keep_mask.py implements it in PyTorch.
 #pragma once
 #include "floats.h"
 #include "network.h"
@@ -10,13 +10,13 @@ namespace {
 class KeepMask {
  public:
   const bool active;
-  const float scale;  // of what is kept
+  const float scale;  // factor for the numbers that are kept
 
   explicit KeepMask(const DropoutRate& rate)
       : active(rate.p > 0), scale(float(1 / (1 - rate.p))), seed_(rate.seed),
         threshold_(uint32_t(std::min(std::llround(rate.p * 4294967296.0), 4294967295ll))) {}
 
-  // The generator of one row: the row gets a key of 64 bits, then each column a number of 32 bits.
+  // The generator of one row: the row has a key of 64 bits, and each column a number of 32 bits.
   class Row {
    public:
     Row(uint64_t seed, uint64_t row, uint32_t threshold) : threshold_(threshold) {
@@ -27,7 +27,7 @@ class KeepMask {
       first_ = uint32_t(x);
       second_ = uint32_t(x >> 32);
     }
-    // All bits set in the lanes that are kept, of columns column, column + 1, ...
+    // The mask of columns `column`, `column` + 1, ...: all bits are set in the lanes that are kept.
     FMask operator()(uint32_t column) const {
       FBits x = ((FBits)lane_numbers() + column) * 0x9e3779b1u + first_;
       x ^= x >> 16;

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 // Sizes of a call. All arrays are contiguous; those of states and their gradients begin on a 64-byte boundary.
-// `lengths` may be null: every sequence then has all steps. `wide`: the arrays hold double, otherwise float.
+// `lengths` may be null: every sequence then has all steps. If `wide`, the arrays hold doubles, otherwise floats.
 struct Problem {
   int64_t batch, steps, states, symbols;
   const int64_t* lengths;
@@ -13,12 +13,15 @@ struct Problem {
 
 // Result of a call.
 struct Report {
-  int argument = 0;  // 1, 2, 3: push, replace or pop contains nan or +inf; 0: none of them does
+  // 1, 2, 3: push, replace or pop contains nan or +inf (1 for a superposition stack: an action is nan or infinite);
+  // 0: all arguments are valid. `sequence` and `step` say where the first invalid number is.
+  int argument = 0;
   int64_t sequence = 0, step = 0;
   bool in_range = true;  // false: the range of float64 does not suffice for the state, see docs/maths.md
 };
 
-// The states of a batch, `stride` doubles apart, of `before` steps each; columns.h describes their layout.
+// The states of a batch, `stride` doubles apart; columns.h describes their layout. `before` is the number of steps
+// before the extension.
 struct State {
   double* data;
   int64_t stride, before;
@@ -36,8 +39,8 @@ struct FullPass {
 };
 
 // states.cpp: the number of doubles in a state, its extension by more steps, and the backward pass of an extension.
-// `steps` is (B,T,Q,S,QS+QS+Q): push, replace, pop; for the superposition stack it is the actions (B,T,3). A null
-// gradient is zero; `grad_before` may be at the address of `grad_after`.
+// `steps` are push, replace and pop (B,T,Q,S,QS+QS+Q), or the actions (B,T,3) of the superposition stack. A null
+// gradient means zeros; `grad_before` may have the same address as `grad_after`.
 struct States {
   int64_t (*state_size)(int64_t states, int64_t symbols, int64_t steps);
   Report (*extend)(const Problem&, const State&, bool superposition, const void* steps, void* weights);
@@ -45,7 +48,8 @@ struct States {
                     const State& grad_after, const State& grad_before, void* grad_steps);
 };
 
-// Memory for the charts of a batch, `stride` doubles apart; null: the backward pass computes them again.
+// Memory for the charts of a batch, or for the bands of a windowed stack, `stride` doubles apart. If `data` is null,
+// they are computed again when they are needed.
 struct Kept {
   double* data;
   int64_t stride;
@@ -62,8 +66,8 @@ struct Readings {
 };
 
 // window.cpp: rows of the windowed nondeterministic stack. `steps` (B, before + T, Q, S, QS+QS+Q) begins with the
-// `before` earlier steps; values (B, T, m); history (B, before + 1, row) and rows (B, T, row), where a row is QS (m +
-// 2) + 1 numbers, see ops/window.py. Problem::steps is T.
+// `before` earlier steps; values (B, T, m); history (B, before + 1, row) and rows (B, T, row). A row has
+// QS (m + 2) + 1 numbers, see ops/window.py. Problem::steps is T.
 struct WindowArrays {
   int64_t m, window, before;
   const void *steps, *values;
@@ -76,14 +80,14 @@ struct WindowGradients {
   double* history;
 };
 struct Windowed {
-  int64_t (*band_size)(int64_t states, int64_t symbols, int64_t steps);  // doubles in the band of P of these steps
-  // A band may be null: then it is computed from the steps, or not stored.
+  int64_t (*band_size)(int64_t states, int64_t symbols, int64_t steps);  // doubles in the band of P
+  // If `band` is null, it is computed from the steps; if `band_after` is null, it is not stored.
   Report (*forward)(const Problem&, const WindowArrays&, const Kept& band, const Kept& band_after);
   Report (*backward)(const Problem&, const WindowArrays&, const WindowGradients&);
 };
 
-// Sizes of superposition stacks as vectors of m numbers: `height` elements before the first step, at most `depth` after
-// each step, `height_after` after the last step; 0: the last stack is not a result.
+// Sizes of superposition stacks that are stored as vectors of m numbers: `height` elements before the first step, at
+// most `depth` after each step, and `height_after` after the last step (0: the last stack is not part of the result).
 struct VectorSizes {
   int64_t m, height, depth, height_after;
 };

@@ -1,6 +1,6 @@
 // An LSTM that controls a stack: the loop over all steps, forward and backward, for any stack.
 //
-// Rows are padded with zeros to multiples of 8: hidden units, readings, actions and values. A value follows the
+// Hidden units, readings, actions and values are padded with zeros to multiples of 8. In a row, the value follows the
 // actions.
 #pragma once
 #include "floats.h"
@@ -18,8 +18,8 @@ inline FVec sigmoid(FVec x) {
 }
 inline FVec tanh(FVec x) { return fsplat(2.f) * sigmoid(x * fsplat(2.f)) - fsplat(1.f); }
 
-// Calls body(workspace, first, count) for parts of the batch. No result depends on the parts. More sequences in a part
-// share more reads of the weights, but their stacks need more of the cache.
+// Calls body(workspace, first, count) for parts of the batch. Results do not depend on how it is divided. With more
+// sequences in a part, each read of the weights serves more of them, but their stacks need more of the cache.
 template <class Body>
 void for_each_part(const LSTMShape& p, Body body) {
   constexpr int64_t kMost = 16;
@@ -42,9 +42,9 @@ void for_each_part(const LSTMShape& p, Body body) {
   if (exhausted) std::rethrow_exception(exhausted);
 }
 
-// A stack belongs to one part of the batch. `start` writes the reading before the first action. `step` takes the action
-// whose logits are in `action`, pushes the value behind them, and writes the reading; it may overwrite the logits.
-// Returns false, with incomplete results, if a step returns false.
+// `make_stack` creates the stacks of one part of the batch. Their `start` writes the reading before the first action;
+// `step` takes the action with the given logits, pushes the given value, and writes the reading; it may overwrite the
+// logits. Returns false, with incomplete results, if a step returns false.
 template <class MakeStack>
 bool lstm_forward(const LSTMShape& p, const LSTMInputs& in, const LSTMArrays& out, MakeStack make_stack) {
   const long B = p.batch, h = p.hidden, m = p.reading, K = m + h, g4 = 4 * h, A = p.actions + p.value;
@@ -85,8 +85,8 @@ bool lstm_forward(const LSTMShape& p, const LSTMInputs& in, const LSTMArrays& ou
   return complete;
 }
 
-// `step_back` writes the gradients of a step's logits and value, given that of its reading; steps come in reverse
-// order, and the gradient of the first reading last, in `finish`.
+// `step_back` writes the gradients of a step's logits and value, given that of its reading; it is called for the steps
+// in reverse order. At the end, `finish` receives the gradient of the first reading.
 template <class MakeStack>
 void lstm_backward(const LSTMShape& p, const LSTMGradients& grads, const LSTMArrays& made, MakeStack make_stack) {
   const long B = p.batch, h = p.hidden, m = p.reading, K = m + h, g4 = 4 * h, A = p.actions + p.value;

@@ -1,4 +1,4 @@
-// The Python module: its functions check their arrays and call the kernel for the best instruction set.
+// The Python module. Its functions check their arrays and call the kernel for the best instruction set.
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
@@ -165,7 +165,7 @@ nb::tuple retract(Array data, int64_t before, bool superposition, Array steps, A
       [&] { return kernel().states.retract(call.problem, state, superposition, in, grad, after, out_before, out); });
 }
 
-// The arrays of readings and of their gradients; `kept` may be None.
+// The sizes and shapes of a call for readings or their gradients; `kept` may be None.
 struct ReadingsCall {
   Call call;
   const bool superposition;
@@ -215,7 +215,7 @@ nb::tuple readings_backward(Array steps, Array values, bool superposition, Array
   });
 }
 
-// The arrays of the windowed stack and of their gradients; a band may be None.
+// The arrays of the windowed stack and the shapes of their gradients; a band may be None.
 struct WindowCall {
   Call call;
   int64_t before, m;
@@ -224,13 +224,14 @@ struct WindowCall {
   WindowCall(const Array& steps_in, const Array& values_in, const Array& history_in, const Array& rows_in,
              int64_t window, const Array& lengths, int threads)
       : call(values_in, "values", 3, lengths, threads) {
-    if (!steps_in.is_valid() || steps_in.ndim() != 5) bad_value("steps", "five axes", "another number");
+    if (!steps_in.is_valid() || steps_in.ndim() != 5) bad_value("steps", "five axes", "another number of axes");
     before = steps_in.shape(1) - call.T, m = values_in.shape(2);
     call.Q = call.problem.states = steps_in.shape(2), call.S = call.problem.symbols = steps_in.shape(3);
     if (call.Q < 1 || call.S < 1 || m < 1 || call.T < 1)
       bad_value("steps", "at least one state, one symbol, one step and one number in a value",
                 text(shape_of(steps_in)));
-    if (before < 0 || before >= window) bad_value("window", "more than the earlier steps", std::to_string(window));
+    if (before < 0 || before >= window)
+      bad_value("window", "more than the number of earlier steps", std::to_string(window));
     const int64_t row = call.Q * call.S * (m + 2) + 1;
     steps = {call.B, before + call.T, call.Q, call.S, 2 * call.Q * call.S + call.Q};
     values = {call.B, call.T, m}, history = {call.B, before + 1, row}, rows = {call.B, call.T, row};
@@ -268,7 +269,7 @@ nb::tuple windowed_backward(Array steps, Array values, Array history, int64_t wi
   return run([&] { return kernel().windowed.backward(call.call.problem, call.arrays, gradients); });
 }
 
-// The arrays of superposition stacks as vectors.
+// The sizes and shapes of a call for superposition stacks that are stored as vectors.
 struct VectorsCall {
   Call call;
   VectorSizes sizes;
@@ -324,19 +325,19 @@ double read_beyond(int64_t index) {
   const std::vector<double> numbers(8, 1.0);
   return numbers.data()[index];
 }
-int overflow(int x) { return x + 2147483647; }  // another one
+int overflow(int x) { return x + 2147483647; }  // a second deliberate error: signed overflow
 #endif
 
 }  // namespace
 
-// Version of the functions below. When one is added, removed or gets other arguments (those of network_module.cpp too),
-// increase it here and in ops/dispatch.py, which does not use a kernel that was built from other sources.
+// Version of the functions below and in network_module.cpp. When a function is added or removed, or when its arguments
+// change, increase the version here and in ops/dispatch.py, which rejects a kernel of another version.
 constexpr int INTERFACE = 8;
 
-// Arrays are contiguous float32 or float64 arrays of the CPU, all of one dtype (data and gradients of states: float64);
-// outputs are written in place. Each call returns the fields of a Report.
+// Arrays are contiguous float32 or float64 arrays on the CPU, all of one dtype; states, kept charts, and the rows and
+// bands of a windowed stack are always float64. Outputs are written in place. Passes return the fields of a Report.
 NB_MODULE(_kernel, m) {
-  kernel();  // so that a wrong STACKATTN_KERNEL is an ImportError
+  kernel();  // so that an invalid STACKATTN_KERNEL raises an ImportError
   using nb::arg;
   const auto lengths = arg("lengths").none();
   m.attr("interface") = INTERFACE;

@@ -1,4 +1,4 @@
-// The parts of ordinary networks that the kernel contains, as module code sees them: plain pointers, no Python, no
+// The kernel's interface to network_module.cpp, for parts of ordinary networks: plain pointers, no Python and no
 // PyTorch.
 #pragma once
 #include <cstdint>
@@ -12,7 +12,7 @@ struct DropoutRate {
 };
 
 struct AttentionShape {
-  int64_t batch, steps, heads, size;  // of heads
+  int64_t batch, steps, heads, size;  // size: numbers in a head's vectors
   const int64_t* lengths;             // null: every sequence has all steps
   int threads;
 };
@@ -34,7 +34,7 @@ struct Dropout {
 };
 
 struct CrossEntropyShape {
-  int64_t rows, classes, ignored;  // targets that equal `ignored` give no loss and no gradient
+  int64_t rows, classes, ignored;  // targets equal to `ignored` have no loss and no gradient
   double smoothing;                // share of every target that is spread over all classes
   const int64_t* targets;          // (rows,)
   int threads;
@@ -56,13 +56,13 @@ struct LSTMShape {
 };
 
 // What the forward pass writes and the backward pass reads: (T+1,B,reading+hidden), (T,B,4 hidden), (T+1,B,hidden),
-// (T,B,actions+value). x and cells are zero at step 0.
+// (T,B,actions+value). The caller sets x and cells to zero at step 0.
 struct LSTMArrays {
   float *x, *gates, *cells, *actions;
 };
 
 struct LSTMInputs {
-  const float* inputs;      // (T,B,4 hidden): what the gates get from the input and the bias
+  const float* inputs;      // (T,B,4 hidden): what the input and the bias add to the gates
   const float* weight;      // (reading+hidden, 4 hidden): to the gates
   const float *map, *bias;  // (hidden, actions+value) and (actions+value,): to actions and value
 };
@@ -86,7 +86,7 @@ struct NondeterministicLSTM {
     int states, symbols;
   };
   int64_t (*chart_size)(const Automaton&, int64_t steps, int64_t value_size);
-  // bottom: (value_size,). Without `charts` there can be no backward pass. Returns false, with incomplete results, if a
+  // bottom: (value_size,). Without `charts`, no backward pass is possible. Returns false, with incomplete results, if a
   // logit is nan or +inf, or if the range of float64 does not suffice.
   bool (*forward)(const LSTMShape&, const Automaton&, const LSTMInputs&, const float* bottom, const LSTMArrays&,
                   const Kept& charts);
@@ -95,9 +95,9 @@ struct NondeterministicLSTM {
                    float* grad_bottom);
 };
 
-// products.cpp: the sum over rows of a (R,M) times b (R,N), as a matrix (M,N): the gradient of a weight from the
-// gradients and inputs of all steps. The order of summation does not depend on the number of threads, unlike in
-// PyTorch's product of the transpose. N is a multiple of 8.
+// products.cpp: the transpose of `a` (R,M) times `b` (R,N), which is (M,N). This is the gradient of a weight,
+// from the gradients and inputs of all steps. Unlike in PyTorch's matrix product, the order of summation does not
+// depend on the number of threads. N is a multiple of 8.
 using SumOfProducts = void (*)(int64_t R, int64_t M, int64_t N, const float* a, const float* b, float* out,
                                int threads);
 

@@ -1,5 +1,5 @@
-// Python's access to attention, dropout, cross-entropy and LSTMs. Arrays are contiguous float32 arrays of the CPU,
-// those of cross-entropy float32 or float64; outputs are written in place.
+// The Python functions for attention, dropout, cross-entropy and LSTMs. Arrays are contiguous float32 arrays on the
+// CPU, those of cross-entropy float32 or float64, and charts float64; outputs are written in place.
 #include "network_module.h"
 
 #include "arrays.h"
@@ -8,7 +8,7 @@ namespace {
 
 const auto kFloat = nb::dtype<float>();
 
-// An array of any shape, or of the shape of another one.
+// Addresses of float32 arrays of a given shape.
 const float* input(const Array& array, const char* name, const Shape& shape) {
   return static_cast<const float*>(address(array, name, kFloat, shape));
 }
@@ -24,7 +24,7 @@ Shape any_shape(const Array& array, const char* name) {
 }
 
 DropoutRate rate(double p, uint64_t seed) {
-  if (!(p >= 0 && p < 1)) bad_value("p", "a number from 0 to below 1", std::to_string(p));
+  if (!(p >= 0 && p < 1)) bad_value("p", "a number from 0 to less than 1", std::to_string(p));
   return {p, seed};
 }
 
@@ -44,7 +44,8 @@ class AttentionCall {
       : call_(packed, "packed", 3, lengths, threads) {
     const int64_t width = packed.shape(2);
     if (heads < 1 || width == 0 || width % (3 * heads))
-      bad_value("packed", "rows of 3 * " + std::to_string(heads) + " heads", text(shape_of(packed)));
+      bad_value("packed", "rows of queries, keys and values of " + std::to_string(heads) + " heads of equal size",
+                text(shape_of(packed)));
     shape = {call_.B, call_.T, heads, width / (3 * heads), call_.problem.lengths, threads};
   }
   AttentionShape shape;
@@ -113,7 +114,7 @@ struct LSTMCall {
   }
 
  private:
-  int64_t T, B, h, m, A;  // m: of readings; A: actions and value
+  int64_t T, B, h, m, A;  // m: size of a reading; A: size of actions and value
 };
 
 // The arrays of an LSTM with a superposition stack.
@@ -135,7 +136,8 @@ struct NondeterministicCall : LSTMCall {
       : LSTMCall(x, gates, cells, actions, value, value_size, threads), automaton{int(states), int(symbols)} {
     const int64_t QS = states * symbols;
     if (states < 1 || symbols < 1 || shape.actions < QS * (2 * QS + states) || shape.reading < QS * value_size)
-      bad_value("states and symbols", "an automaton whose actions and readings fit", text({states, symbols}));
+      bad_value("states and symbols", "an automaton whose actions and readings fit into the arrays",
+                text({states, symbols}));
     if (!charts.is_valid()) return;
     const State found =
         states_in(charts, "charts", shape.batch, lstm.chart_size(automaton, shape.steps, value_size), 0);
@@ -149,7 +151,7 @@ void released(Function function) {
   function();
 }
 
-// `arrays` are what the forward pass writes: x, gates, cells, actions; then stacks or charts.
+// The first arguments include the arrays that the forward pass writes: x, gates, cells, actions, and stacks or charts.
 void add_lstms(nb::module_& m, const SuperpositionLSTM& superposition, const NondeterministicLSTM& nondeterministic) {
   using nb::arg;
   m.def("lstm_stack_size", [&](int64_t steps, int64_t value) { return superposition.stack_size(steps, value); });

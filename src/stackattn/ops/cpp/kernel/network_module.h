@@ -1,4 +1,4 @@
-// What module.cpp calls to add attention, dropout and LSTMs to the Python module.
+// Adds attention, dropout, cross-entropy and LSTMs to the Python module; called by module.cpp.
 #pragma once
 #include <nanobind/nanobind.h>
 

@@ -11,10 +11,10 @@ ReadingLayout layout_of(const Automaton& automaton, int64_t steps, int64_t value
   return {automaton.states, automaton.symbols, int(value_size), int(std::max<int64_t>(steps - 1, 0))};
 }
 
-// The stacks of one part of the batch. Step t of the LSTM takes step t of the stack; the first has none.
+// The stacks of one part of the batch. Step t of the LSTM takes step t of the stack; step 0 takes none.
 class Stacks {
  public:
-  // Without `charts`, which begin with the first sequence of the part, the forward pass uses the workspace.
+  // `charts` begin with the first sequence of the part. If they are null, the forward pass uses the workspace.
   Stacks(Workspace& work, const ReadingLayout& layout, const Kept& charts, int64_t count, const float* bottom,
          float* grad_bottom)
       : at_(layout), bottom_(bottom), grad_bottom_(grad_bottom) {

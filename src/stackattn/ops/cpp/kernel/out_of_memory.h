@@ -1,4 +1,4 @@
-// The exception for memory that cannot be allocated. nanobind turns it into a MemoryError with this text.
+// The exception for memory that cannot be allocated. nanobind turns it into a MemoryError with its text.
 #pragma once
 #include <cstddef>
 #include <cstdio>
@@ -6,7 +6,7 @@
 #include <new>
 #include <vector>
 
-namespace {  // each instruction set has its own code: the linker could choose that of another one for all
+namespace {  // otherwise the linker would keep one copy for all kernels, perhaps with unsupported instructions
 
 class OutOfMemory : public std::bad_alloc {
  public:
@@ -32,7 +32,7 @@ struct ReportingAllocator : std::allocator<T> {
   }
 };
 
-// A vector with an entry for each step: its exception says how many bytes it needs.
+// A vector with an entry for each step. If it cannot be allocated, the exception says how many bytes it needs.
 template <class T>
 using StepVector = std::vector<T, ReportingAllocator<T>>;
 

@@ -1,5 +1,5 @@
-// Memory for the charts and states of a batch. Freed memory is kept for the next call: a training step needs charts of
-// the same size again and again, and the system clears memory that it hands out.
+// Memory for the charts and states of a batch. Freed memory is kept for the next call: every training step needs charts
+// of about the same size, and the operating system clears the memory that it provides, which takes time.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -21,10 +21,10 @@ class Pool {
     void* memory;
     size_t bytes;
   };
-  static constexpr size_t kPage = size_t(1) << 21;   // a huge page
-  static constexpr size_t kMost = size_t(64) << 20;  // bytes that are kept while nobody uses them
+  static constexpr size_t kPage = size_t(1) << 21;   // bytes of a huge page
+  static constexpr size_t kMost = size_t(64) << 20;  // limit for the bytes of unused memory that are kept
 
-  // Uninitialised memory of at least that size.
+  // Uninitialised memory of at least `bytes` bytes.
   Block take(size_t bytes) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -67,7 +67,7 @@ class Pool {
   }
 };
 
-// Never destroyed: Python may free arrays after the static objects of this module are gone.
+// Never destroyed: Python may free arrays after the static objects of this module have been destroyed.
 inline Pool& pool() {
   static Pool& pool = *new Pool;
   return pool;

@@ -7,7 +7,7 @@ namespace {
 
 void sum_of_products_(int64_t R, int64_t M, int64_t N, const float* a, const float* b, float* out, int threads) {
   constexpr int64_t kRows = 64;   // rows of a and b that stay in the cache together
-  constexpr int64_t kBlock = 16;  // rows of the result: those of one cache line of a
+  constexpr int64_t kBlock = 16;  // rows of the result: the columns of a in one cache line
 #pragma omp parallel for num_threads(std::max(threads, 1)) schedule(static) if (threads > 1)
   for (int64_t m = 0; m < M; m += kBlock)
     for (int64_t r = 0; r < R; r += kRows)

@@ -2,12 +2,12 @@
 //
 // As in readings.h, the chart carries sum over i of F[i -> t] v[i], and a column of ones for alpha. As in columns.h,
 // step t appends column t of the chart. The arrays of one sequence of n steps, with letters as in NOTATION.md:
-//   values        [t][c]            rows of W: the vector pushed at step t (the bottom at 0), 1, zeros
-//   F             [y][t][r][c]      rows of W, t = 0..n
+//   values        [t][c]            rows of W numbers: the vector pushed at step t (the bottom vector at 0), 1, zeros
+//   F             [y][t][r][c]      rows of W numbers, t = 0..n
 //   transitions   [t]               push and replace as [to][from] and as [from][to], pop as [from][r]
-//   P, D          [t][w][r][(j,p)]  rows of padded(t Q)
+//   P, D          [t][w][r][(j,p)]  rows of padded(t Q) numbers
 // and those of its backward pass:
-//   later         [k][y][u][(t,r)]  P in another order; rows begin at later_begin(k), shortly before t = k + 2
+//   later         [k][y][u][(t,r)]  P in another order; rows begin at later_begin(k), at or shortly before t = k + 2
 //   F_columns     [y][c][(t,r)]     F in another order
 //   dF, dD                          like F and D
 //   dpush, drepl  [t][from][to]
@@ -37,7 +37,7 @@ struct ReadingLayout {
   long later_begin(long k) const { return (k + 2) * Q / 8 * 8; }
   long later_row(long k) const { return end - std::min(end, later_begin(k)); }
 
-  // What the forward pass keeps; D only for the backward pass.
+  // Size of what the forward pass keeps; D is needed only for a backward pass.
   long chart_size(bool with_D) const {
     return (n + 1) * W + S * readings + n * transitions + (1 + with_D) * column[n + 1];
   }
@@ -122,7 +122,7 @@ class ReadingColumns {
         for (int c = 0; c < W; ++c) F_columns_[(y * W + c) * at_.end + i] = i < (n + 1) * Q ? F(y, 0)[i * W + c] : 0;
   }
 
-  // The gradients of the logits and the value of step t, from that of its reading. Steps come in reverse order.
+  // The gradients of the logits and the value of step t, from that of its reading. Steps are taken in reverse order.
   void step_back(int t, const float* grad_reading, float* grad_logits, float* grad_value) {
     collect_dF(t);
     add_reading_gradient(t, grad_reading);
@@ -162,7 +162,7 @@ class ReadingColumns {
     return dF(0, 0);
   }
 
-  // For Mixer.
+  // The functions of a chart that `Mixer` calls.
   double* P(long t) const { return P_ + at_.column[t]; }
   long p_row(long t) const { return at_.row(t); }
   double* push(long t) const { return transitions_ + (t - 1) * at_.transitions; }
@@ -219,7 +219,7 @@ class ReadingColumns {
     return true;
   }
 
-  // dF[t] without the contribution of its own reading: from all later columns.
+  // The contributions of all later columns to dF[t]; that of its own reading is added afterwards.
   void collect_dF(int t) {
     for (int z = 0; z < S; ++z) {
       if (t == n) {

@@ -122,7 +122,8 @@ struct Sequence {
   }
 };
 
-// Rounded up to whole cache lines. A shorter sequence may have smaller blocks, and never needs more.
+// Sufficient for shorter sequences too: those of at most 128 steps may have smaller blocks and larger charts, see
+// `Chart::block_size`. Rounded up to whole cache lines.
 int64_t kept_size(int64_t states, int64_t symbols, int64_t steps, int64_t m) {
   const auto size = [=](int64_t n) {
     return Chart<Linear>::forward_size(int(n), int(states), int(symbols), ReadingChart<Linear>::width(int(m)));

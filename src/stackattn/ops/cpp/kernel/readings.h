@@ -1,7 +1,8 @@
 // The chart with stack readings instead of attention weights.
 //
-// Attention weights enter the chart linearly, so it can carry sum over i of F[i -> t] v[i] instead of all F[i -> t]: m
-// columns for the values, and one of ones for alpha, instead of a column for each i. docs/maths.md, section 2.
+// Attention weights enter the chart linearly. Instead of all F[i -> t], it can therefore carry the sum over i of
+// F[i -> t] v[i]: m columns for the values, and one of ones for alpha, instead of a column for each i. See
+// docs/maths.md, section 2.
 #pragma once
 #include "chart.h"
 
@@ -31,7 +32,7 @@ class ReadingChart : public Chart<A> {
     if (with_gradient) A::clear(dvalues_, long(n + 1) * W);
   }
 
-  // What is pushed at step t, or the bottom for t = 0; null: a vector of zeros.
+  // Sets the vector that step t pushes, or the bottom vector for t = 0; null: a vector of zeros.
   template <class IO>
   void set_value(int t, const IO* value) {
     for (int c = 0; c < W; ++c) A::set(values_, long(t) * W + c, A::zero());
@@ -125,7 +126,7 @@ class ReadingChart : public Chart<A> {
     }
   }
 
-  // F[t-1 -> t][r, y]: what is pushed at step t
+  // F[t-1 -> t][r, y]: the weight with which step t pushes its value
   Value pushed(int t, int r, int y) const {
     Value sum = A::zero();
     for (int s = 0; s < QS; ++s)

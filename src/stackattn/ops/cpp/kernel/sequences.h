@@ -1,4 +1,4 @@
-// Shared by the full pass and the states: a parallel loop over the sequences, and reading of a step's input.
+// Shared by the passes over a batch: a parallel loop over the sequences, and functions that load the inputs of a step.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ namespace {
 // docs/maths.md, section 6.
 constexpr double kSmallestMass = 2.6e-261;
 
-// Sets denormal numbers to zero: they are slow, and far below the range in which `Linear` results are used.
+// Flushes denormal numbers to zero while it exists: they are slow, and too small to matter in `Linear` results.
 class FlushDenormals {
  public:
 #if defined(__x86_64__)
@@ -111,7 +111,7 @@ int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, type
     largest = std::max(largest, row);
   }
   if (largest == 0) return 0;
-  // In both arithmetics: the rows of a window may be computed in one of them and used in the other.
+  // Both arithmetics use the same scale: the rows of a window may be computed in one of them and used in the other.
   const auto scale = A::from_double(1 / largest);
   for (int i = 0; i < QS * QS; ++i) {
     A::set(push_to, i, A::mul(A::get(push_to, i), scale));
@@ -121,7 +121,7 @@ int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, type
   return 0;
 }
 
-// `load_step` of `rows` (Q,S,QS+QS+Q), which have push, replace and pop of each (q,x) one after another.
+// Like `load_step`, for `rows` (Q,S,QS+QS+Q), which contain push, replace and pop of each (q,x) one after another.
 template <class A, class IO>
 int load_joined_step(int Q, int QS, const IO* rows, typename A::Ptr push_to, typename A::Ptr repl_to,
                      typename A::Ptr pop_to) {

@@ -5,7 +5,7 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
-// The weights of one step of a state: the given ones, or, if the sequence has ended, a step that changes nothing.
+// Loads the weights of one step of a state; if the sequence has ended, those of a step that changes nothing.
 // `rows` contains push, replace and pop of each (q,x) one after another; `push_to` and `repl_to` are (q,x) x (r,y).
 template <class IO>
 int load_state_step(const Problem& p, bool superposition, bool ended, const IO* rows, double* push_to, double* repl_to,
@@ -134,7 +134,7 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
         out[0] = IO(dpush[0]), out[1] = IO(drepl[0]), out[2] = IO(dpop[0]);
         continue;
       }
-      for (int from = 0; from < QS; ++from, out += 2 * QS + Q) {  // the input is the logarithms of the weights
+      for (int from = 0; from < QS; ++from, out += 2 * QS + Q) {  // the inputs are log weights
         for (int to = 0; to < QS; ++to) {
           const long i = long(from) * QS + to, transposed = to * layout.from + from;
           out[to] = IO(step_push[i] * dpush[transposed]);

@@ -4,8 +4,8 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
-// Where the stack after step t begins: it has t elements of `m` numbers, the top first, and is followed by two of
-// zeros.
+// Where the stack after step t begins: it has t elements of `m` numbers, the top first, and is followed by two
+// elements of zeros.
 inline long level(long t, long m) { return (t * (t - 1) / 2 + 2 * t) * m; }
 // The empty stack is written even if there are no steps.
 int64_t stack_size(int64_t steps, int64_t value) { return level(std::max<int64_t>(steps, 1), value); }

@@ -1,7 +1,7 @@
 // The inner runs of one sequence (docs/maths.md): D and P, and their gradients, in tiles. Base class of the charts.
 //
-// Time points 0..n are cut into blocks of `b`. A chart X[j -> t] is a triangle of tiles (J, T), J <= T, for each stack
-// symbol, or the band of it with T - J <= `reach`; a tile is a square matrix with rows (j, state) and columns (t,
+// Time points 0..n are divided into blocks of `b`. A chart X[j -> t] is a triangle of tiles (J, T), J <= T, for each
+// stack symbol, or its band with T - J <= `reach`; a tile is a square matrix with rows (j, state) and columns (t,
 // state). Contributions from the blocks strictly between J and T are matrix products; only those from J and T
 // themselves are sequential.
 #pragma once
@@ -63,7 +63,7 @@ class Tiles : public StepWeights<A> {
   }
   Ptr row(Ptr chart, int w, int j, int T) const { return tile(chart, w, j / b, T) + long(j % b) * Q * ld; }
 
-  // One term for each symbol z: transition matrix of (.., w) x (.., z) times row j of X_z in block column T.
+  // One term for each symbol z: the transition matrix (.., w) x (.., z) times row j of X_z in block column T.
   int mix(Product* terms, Ptr matrix, int w, Ptr chart, int j, int T) const {
     for (int z = 0; z < S; ++z) terms[z] = {matrix + (long(w) * QS + z), long(S) * QS, S, row(chart, z, j, T), ld, Q};
     return S;
@@ -74,7 +74,7 @@ class Tiles : public StepWeights<A> {
     return S;
   }
 
-  // Tiles whose products are summed in registers at once: as many as stay in the cache together.
+  // Number of tiles whose products are summed in registers at once: as many as fit into the cache together.
   static constexpr int kGroup = 4;
   template <class Make>
   void sum_of_tiles(int from, int to, int m, int count, Ptr c, long ldc, bool add, Make make) const {
@@ -93,11 +93,11 @@ class Tiles : public StepWeights<A> {
     }
   }
 
-  // The block of columns T of D and P, from the blocks before.
+  // Computes block column T of D and P from the block columns before it.
   void fill_column(int T) {
     for (int J = T; J >= low(T); --J) fill_tile(J, T);
   }
-  // Gradients of D and of the steps, from those of P.
+  // Computes the gradients of D and of the steps from those of P.
   void unfill_tiles() {
     transpose_tiles();
     for (int J = 0; J < blocks; ++J) {

@@ -1,4 +1,4 @@
-// The superposition stack as its vectors: readings of whole sequences, and their gradients. Compiled once for each
+// The superposition stack, stored as vectors: readings of whole sequences, and their gradients. Compiled once for each
 // instruction set.
 //
 // The columns of the vectors do not depend on each other, so the unit of work is one SIMD vector of columns of one
@@ -9,8 +9,8 @@ namespace STACKATTN_KERNEL {
 namespace {
 
 constexpr int kBytes = 8 * kLanes;
-// Steps between the prefetch of a step's vectors and the step. They are a few columns of long rows, so that each is in
-// another cache line, and without it every step would wait for memory once a sequence does not fit into the cache.
+// Number of steps by which vectors are prefetched in advance. A unit reads a few columns of long rows, so every step
+// needs another cache line, and would otherwise wait for memory if the sequence does not fit into the cache.
 constexpr int64_t kAhead = 8;
 
 template <class R>
@@ -55,8 +55,8 @@ struct Heights {
   }
 };
 
-// Stacks are stored every `stride` steps for the backward pass, which computes those in between again: all of them
-// while they fit into the cache, otherwise about the square root of the number of steps.
+// Stacks are stored every `stride` steps for the backward pass, which computes those in between again. The stride is 1
+// if all stacks fit into the cache, otherwise about the square root of the number of steps.
 int64_t stride_of(const Heights& heights) {
   constexpr int64_t kCache = 256 << 10;
   if (heights.sum(1) * kBytes <= kCache) return 1;
@@ -71,10 +71,10 @@ struct Unit {
   using Vec = typename C::Vec;
   const Heights heights;
   const int64_t m, stride;
-  const int count;  // columns that exist
+  const int count;  // columns in use; fewer than kWidth at the end of a row
   const R *actions, *values;
 
-  // The stack after step t + 1 from the one after step t; they may be at the same place.
+  // Computes the stack after step t + 1 from the one after step t; `from` and `to` may be the same array.
   void step(int64_t t, const Vec* from, Vec* to) const {
     __builtin_prefetch(values + (t + kAhead) * m);
     const R* action = actions + 3 * t;
@@ -95,7 +95,8 @@ struct Unit {
     if (d < after) to[d] = push * above;
   }
 
-  // Readings, and every `stride`-th stack to `stored` if it is not null. The last stack is left in `stack`.
+  // Writes the readings to `readings` and every `stride`-th stack to `stored`, unless they are null. The last stack is
+  // left in `stack`.
   void forward(Vec* stack, Vec* stored, R* readings) const {
     for (int64_t t = 0; t < heights.steps; ++t) {
       if (stored && t % stride == 0) stored = std::copy_n(stack, heights(t), stored);
@@ -136,7 +137,7 @@ struct Unit {
     Vec above = {}, same = grad[0];
     Vec pushed = same * C::load(values + t * m, count), kept = {}, popped = {};
     C::store(grad_value, push * same, count);
-    for (int64_t d = 0; d < before; ++d) {  // element d went to d + 1 by the push, and to d - 1 by the pop
+    for (int64_t d = 0; d < before; ++d) {  // the push moved element d to d + 1, the pop to d - 1
       const Vec below = grad[d + 1], x = stack[d];
       pushed += below * x;
       kept += same * x;
@@ -206,7 +207,7 @@ struct Batch {
   }
 
   Report backward(const R* grad, R* grad_actions, R* grad_values, R* grad_stacks) const {
-    StepVector<R> shares(p.batch * blocks * p.steps * 3);  // of each unit in the gradient of the actions
+    StepVector<R> shares(p.batch * blocks * p.steps * 3);  // what each unit adds to the gradient of the actions
     const Report found = for_each_unit([&](const Unit<R>& unit, int64_t s, int64_t first, Workspace& work) {
       const int64_t n = unit.heights.steps;
       const int64_t between = (stride - 1) * highest, stored = unit.heights.sum(stride);

@@ -1,7 +1,7 @@
 // Rows of the windowed nondeterministic stack, and their gradients. Compiled once for each instruction set.
 //
 // A sequence is computed in segments. In the forward pass, the band of P of the last steps is passed on to the next
-// segment; in the backward pass, from the last segment to the first, each segment computes its band again.
+// segment. The backward pass goes from the last segment to the first, and each segment computes its band again.
 #include "window.h"
 
 #include "sequences.h"
@@ -9,11 +9,11 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
-// Largest fall from the mass of all runs to that of the runs in one entry, `span` steps later, for which float64
-// suffices, as kSmallestMass.
+// Largest difference between the log mass of all runs and the log mass of the runs in one entry, `span` steps later,
+// for which float64 suffices. Corresponds to kSmallestMass, which is e^-600.
 constexpr double kLargestFall = 600;
 
-// One sequence: `before` earlier steps and rows (one more), then `length` new ones.
+// One sequence: `before` earlier steps and `before` + 1 earlier rows, then `length` new steps and rows.
 template <class IO>
 struct WindowSequence {
   const Problem& p;
@@ -21,7 +21,7 @@ struct WindowSequence {
   const int64_t number, length;
   const int Q = int(p.states), S = int(p.symbols), QS = Q * S, m = int(in.m), before = int(in.before);
   const int window = int(std::min<int64_t>(in.window, in.before + p.steps));
-  const int span = std::max(window, WindowChart<Linear>::b);  // rows in units of one mass: a window, or a whole block
+  const int span = std::max(window, WindowChart<Linear>::b);  // rows in units of the same mass: a window or a block
   const int segment = std::max(128, (2 * window + 7) / 8 * 8);
   const int64_t per_step = int64_t(QS) * (2 * QS + Q), in_row = int64_t(QS) * (m + 1),
                 per_row = int64_t(QS) * (m + 2) + 1;
@@ -39,8 +39,9 @@ struct WindowSequence {
     Rows(const WindowSequence& of, int64_t count)
         : memory(A::kPlanes * count * of.in_row), logs(count), numbers(A::at(memory.data(), count * of.in_row)) {}
   };
+  // The rows of `history` and the first `known` new rows.
   template <class A>
-  Rows<A> load_history(int64_t known) const {  // and `known` new rows
+  Rows<A> load_history(int64_t known) const {
     Rows<A> rows(*this, before + 1 + length);
     for (int64_t x = 0; x <= before + known; ++x) {
       const double* from = x <= before ? in.history + old_row(x) : in.rows + new_row(x - before - 1);
@@ -65,7 +66,7 @@ struct WindowSequence {
     }
     std::fill_n(out, (p.steps - length) * per_row, 0.0);
   }
-  // Whether each entry of the new rows is exact up to rounding, given the rows before (docs/maths.md, section 10).
+  // Whether each entry of the new rows is exact up to rounding, given the earlier rows (docs/maths.md, section 10).
   bool in_range(const Rows<Linear>& rows) const {
     double fall = 0, least_of_all = 1;
     bool all_reached = true;
@@ -86,8 +87,8 @@ struct WindowSequence {
     }
     return all_reached || lightest_run() + std::log(least_of_all) >= -kLargestFall;
   }
-  // A lower bound for the log weight of the runs of `span` steps. If it is in range, entries without runs are zero
-  // because of forbidden transitions, and not because their runs are too light.
+  // A lower bound for the log weight of the runs of `span` steps. If it is in range, an entry can be zero only because
+  // of forbidden transitions, and not because its runs underflowed.
   double lightest_run() const {
     StepVector<double> lightest(before + length);  // log weight of the lightest transition of each step
     double sum = 0, lowest = 0;
@@ -120,7 +121,7 @@ struct WindowSequence {
   Report load(Part<A>& part, const Rows<A>& rows) const {
     auto& chart = part.chart;
     std::vector<IO> push(QS * QS), repl(QS * QS), pop(QS * Q);
-    const int64_t start = before + part.first - part.known;  // the step before the first one, and its row
+    const int64_t start = before + part.first - part.known;  // time point before the segment's first step
     for (int t = 1; t <= chart.n; ++t) {
       const IO* from = step(start + t - 1);
       for (int s = 0; s < QS; ++s, from += 2 * QS + Q) {
@@ -140,7 +141,7 @@ struct WindowSequence {
     copy_rows(part, rows, 0, part.known, true);
     return {};
   }
-  // Rows from..to of the segment, from or to those of the whole sequence.
+  // Copies rows from..to between the segment and the whole sequence: to the segment if `load`.
   template <class A>
   void copy_rows(Part<A>& part, const Rows<A>& rows, int from, int to, bool load) const {
     auto& chart = part.chart;
@@ -161,8 +162,8 @@ struct WindowSequence {
               rows.logs.begin() + before + part.first + 1);
   }
 
-  // All new rows. `band` is P of the `before` steps, or null; `band_after` receives that of the last steps. In extended
-  // arithmetic every segment computes its band from the steps.
+  // Computes all new rows. `band` is P of the `before` steps, or null; `band_after` receives that of the last steps. In
+  // extended arithmetic, every segment computes its band from the steps.
   template <class A>
   Report forward(Workspace& work, Rows<A>& rows, const double* band, double* band_after) const {
     const int after = int(std::min(in.window - 1, in.before + p.steps));

@@ -1,7 +1,7 @@
 // The chart and the rows of the windowed stack, for one segment of a sequence (docs/maths.md, section 10).
 //
-// Rows are computed in the blocks of the tiles. Inside a block they are in units of the mass before its first row, so
-// that the rows of earlier blocks are scaled once for the whole block; at its end each row is divided by its own mass.
+// Rows are computed block by block. Inside a block, they are in units of the mass before its first row, so that the
+// rows of earlier blocks are scaled once for the whole block; at its end, each row is divided by its own mass.
 #pragma once
 #include "tiles.h"
 #include "workspace.h"
@@ -58,7 +58,7 @@ class WindowChart : public Tiles<A> {
     this->clear_step_gradients();
   }
 
-  // What step t pushes, and its gradient.
+  // The vector that step t pushes, and its gradient.
   Ptr value(int t) const { return values_ + long(t) * W; }
   Ptr value_gradient(int t) const { return dvalues_ + long(t) * W; }
 
@@ -67,7 +67,7 @@ class WindowChart : public Tiles<A> {
   Ptr row(int t, int r, int y) const { return row(F_, y, t) + long(r) * W; }
   Ptr row_gradient(int t, int r, int y) const { return row(dF_, y, t) + long(r) * W; }
 
-  // P[k -> t][u,y -> r], r = 0 being the first of the Q numbers; t >= k + 2.
+  // The Q numbers P[k -> t][u,y -> r], r = 0..Q-1; t >= k + 2.
   Ptr inner(int k, int t, int u, int y) const { return cell(P_, y, k, t) + u * long(ld); }
 
  private:
@@ -78,11 +78,11 @@ class WindowChart : public Tiles<A> {
  public:
   std::vector<double> logs;
 
-  // Makes room for P[k -> t], t <= last, which is not computed.
+  // Clears P[k -> t] for t <= last, which the caller then stores instead of computing it.
   void clear_inner(int last) {
     for (int y = 0; y < S; ++y) A::clear(tile(P_, y, 0, 0), this->tiles_before(last / b + 1) * ld * ld);
   }
-  // D, and P for t >= first; P for smaller t is already there.
+  // Computes D and P for t >= first; P for smaller t must be stored already.
   void fill_band(int first) {
     for (int T = first / b; T < blocks; ++T) {
       this->fill_column(T);
@@ -90,7 +90,7 @@ class WindowChart : public Tiles<A> {
     }
   }
 
-  // Rows after `before`. Returns false if a row has no mass, or none that float64 can represent.
+  // Computes the rows after `before`. Returns false if a row has no mass, or none that float64 can represent.
   bool fill_rows(int before) {
     bool in_range = true;
     for (int T = (before + 1) / b; T < blocks; ++T) {
@@ -109,8 +109,8 @@ class WindowChart : public Tiles<A> {
     return in_range;
   }
 
-  // Gradients of steps, values and rows up to `before`, from those of later rows. Rows and gradients after `before` are
-  // overwritten.
+  // Computes the gradients of steps, values and rows up to `before` from those of later rows. Rows and gradients after
+  // `before` are overwritten.
   void backward(int before) {
     for (int T = blocks - 1; T >= (before + 1) / b; --T) unfill_rows(T, std::max(begin(T), before + 1));
     this->unfill_tiles();
@@ -151,7 +151,7 @@ class WindowChart : public Tiles<A> {
       total = A::add(total, A::mul(A::get(row(t - 1, s / S, s % S), m), A::get(push(t), long(s) * QS + r * S + y)));
     return total;
   }
-  // The rows of a window before `first` in units of the mass before `first`; returns the oldest.
+  // Converts the rows of the window before `first` to units of the mass before `first`; returns the oldest time point.
   int scale_rows(int first) {
     const int oldest = std::max(0, first - window);
     double fall = 0;
@@ -165,7 +165,7 @@ class WindowChart : public Tiles<A> {
     return oldest;
   }
 
-  // Adds to row t what comes from the rows since `first`, the first one of the block, and from row t - 1.
+  // Adds to row t the contributions of row t - 1, of its push, and of the rows of the block from `first` on.
   void fill_row(int first, int t) {
     for (int y = 0; y < S; ++y) {
       int count = 0;
@@ -195,7 +195,7 @@ class WindowChart : public Tiles<A> {
     return in_range;
   }
 
-  // The rows of block T from `first` on.
+  // The backward pass for the rows of block T from `first` on.
   void unfill_rows(int T, int first) {
     const int stop = end(T), oldest = scale_rows(first), count = (stop - first) * Q;
     double fall = 0;
@@ -228,8 +228,8 @@ class WindowChart : public Tiles<A> {
     }
     clear_beyond(dP_, T);
   }
-  // Completes the gradient of row t - 1 as far as it comes from the rows before `stop` of its block, and adds to those
-  // of step t.
+  // Adds the contributions of row t to the gradients of step t and of row t - 1. If row t - 1 is not before `first`,
+  // the contributions of the later rows before `stop` are added to its gradient as well.
   void unfill_row(int first, int t, int stop) {
     for (int s = 0; s < QS; ++s)
       // Without runs, the gradient has no effect on any weight, but it may be too large for float64.

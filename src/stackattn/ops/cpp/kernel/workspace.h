@@ -1,4 +1,4 @@
-// Memory of a thread: for charts, and for arrays of vectors.
+// Memory of a thread, for charts and for arrays of vectors.
 #pragma once
 #include <cstddef>
 #include <cstdlib>
@@ -11,8 +11,8 @@
 
 namespace STACKATTN_KERNEL {
 
-// A thread's memory, reused for each of its sequences because touching fresh memory is slow. It is not initialised:
-// users clear what must be zero.
+// A thread's memory, reused for each of its sequences because touching new memory is slow. It is not initialised:
+// callers clear what must be zero.
 class Workspace {
  public:
   Workspace() = default;
@@ -20,7 +20,7 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  // Frees everything that was taken, and makes room for `doubles` numbers.
+  // Discards everything that has been taken, and makes room for `doubles` numbers.
   void start(size_t doubles) {
     if (doubles > room_) {
       constexpr size_t kHuge = size_t(1) << 21;
@@ -35,7 +35,7 @@ class Workspace {
     }
     next_ = static_cast<double*>(memory_);
   }
-  // Returns the memory to the system if it is larger than this.
+  // Returns the memory to the system if it is larger than `bytes`.
   void keep_at_most(size_t bytes) {
     if (room_ * sizeof(double) <= bytes) return;
     std::free(memory_);
