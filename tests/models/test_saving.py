@@ -219,7 +219,7 @@ WRONG_CONFIGS = {
     ),
     "missing": (
         edited(lambda head: head["config"].pop("heads")),
-        "config: missing key 'heads' of a TransformerLM",
+        "config: missing key 'heads' of TransformerLM",
     ),
     "another model's": (edited(lambda head: head.update(kind="LSTMLM")), "config: unknown key 'layers'"),
     "text for a number": (
@@ -288,10 +288,10 @@ WRONG_TENSORS = {
     "text": (lambda path: path.write_text("hello " * 100), "not a safetensors file, or damaged"),
     "huge header": (lambda path: path.write_bytes(b"\xff" * 64), "not a safetensors file, or damaged"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "not a safetensors file, or damaged"),
-    "missing": (tensors(lambda x: x.pop(OUTPUT)), "1 of 28 tensors are missing, such as 'output.weight'"),
+    "missing": (tensors(lambda x: x.pop(OUTPUT)), "missing tensors: 1 of 28, such as 'output.weight'"),
     "extra": (
         tensors(lambda x: x.update(more=torch.zeros(2))),
-        "1 tensors do not belong to this model, such as 'more'$",
+        "tensors that do not belong to this model: 1, such as 'more'$",
     ),
     "renamed": (
         tensors(lambda x: x.update({"output.wieght": x.pop(OUTPUT)})),

@@ -36,8 +36,8 @@ class _TransformerOptions:
     init_range: float = 0.1
     """Bound s of the uniform initialisation in (-s, s), which applies to all parameters without another rule."""
     xavier_layer: int | None = None
-    """Number of a softmax attention layer, counted from 1, that is initialised like a stack layer. A control for
-    comparisons with stack layers, which do not start in the range of `init_range`; none by default."""
+    """Number of a softmax attention layer, counted from 1, that is initialised like a stack layer instead of with
+    `init_range`. It serves as a control in comparisons with stack layers; by default, there is no such layer."""
     positions: str = "sinusoidal"
     """How the model represents positions: `sinusoidal` encodings added to the embeddings (the paper), `rotary`
     embeddings in softmax self-attention, or `none`."""

@@ -55,7 +55,7 @@ def greedy(
             Tokens to read first.
         state: state before the prompts (default: the model's initial state; required for a `Seq2SeqTransformer`).
         max_new_tokens: largest number of new tokens, EOS included.
-        eos: token that ends a sequence (default: all sequences have `max_new_tokens` tokens).
+        eos: token that ends a sequence (default: none; every continuation has `max_new_tokens` tokens).
         lengths: (B,), optional
             Number of tokens of each prompt, at least 1; the rest is padding.
 
@@ -224,7 +224,7 @@ def beam_search(
     A beam holds up to `beam_size` hypotheses, finished and unfinished ones together. At every step, each unfinished
     hypothesis proposes its `beam_size` most probable next tokens, and the best hypotheses remain. Their score is the
     log-probability divided by the number of predicted tokens, EOS included. The search for a prompt ends when its best
-    hypothesis is finished. At the limit it returns the best hypothesis, even if it is unfinished.
+    hypothesis is finished. At the limit, the search returns the best hypothesis, even if it is unfinished.
 
     Args:
         beam_size: largest number of hypotheses per prompt.
@@ -295,7 +295,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _read(
     model: nn.Module, prompts: Tensor, state: Any, lengths: Tensor | None, eos: int | None, max_new_tokens: int
 ) -> tuple[Tensor, Any]:
-    """Read the prompts; returns log-probabilities (B, V) of the next token, and the state."""
+    """Read the prompts, and return the log-probabilities (B, V) of the next token and the state."""
     if prompts.dim() != 2 or prompts.shape[1] == 0 or prompts.is_floating_point():
         got = f"{tuple(prompts.shape)} of {prompts.dtype}"
         raise ValueError(f"prompts: expected tokens of shape (B, T) with T at least 1, got {got}")
@@ -318,7 +318,7 @@ def _read(
 
 
 def _step(model: nn.Module, tokens: Tensor, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
-    """Read tokens (B, T); returns log-probabilities (B, V) of the token that follows the last one, and the state."""
+    """Read tokens (B, T), and return the log-probabilities (B, V) of the token after the last one and the state."""
     log_probs, after = _extend(model, tokens, state, lengths)
     nan = _has_nan(log_probs)
     if nan and not reads_values(log_probs.device):

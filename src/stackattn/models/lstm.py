@@ -27,8 +27,8 @@ class LSTMState(State):
     cell: Tensor  # (B, hidden_size)
     stack: Any  # state of the stack before the action that `hidden` selects; None without a stack
     # The flags are bools if all sequences agree, and otherwise tensors (B,).
-    started: bool | Tensor  # whether BOS was read
-    acts: bool | Tensor  # whether `hidden` selects an action: true once a token after BOS was read
+    started: bool | Tensor  # whether BOS has been read
+    acts: bool | Tensor  # whether `hidden` selects an action: true once a token after BOS has been read
 
 
 class LSTMLM(nn.Module):
@@ -40,7 +40,7 @@ class LSTMLM(nn.Module):
         logits = model(tokens, lengths)                               # (B, T) and (B,) -> (B, T, 8)
     """
 
-    may_leave_parameters_unused = True  # if all sequences are BOS and one token, the stack is not used
+    may_leave_parameters_unused = True  # the stack is not used if all sequences consist of BOS and one token
 
     def __init__(self, config: LSTMConfig):
         super().__init__()
@@ -125,7 +125,7 @@ class LSTMLM(nn.Module):
     def _unroll_in_one_call(self, tokens: Tensor) -> Tensor | None:
         """Compute the hidden states (B, T, hidden_size) with the kernel; None if it does not support the inputs.
 
-        Sequences of BOS and one token do not use the stack, and its parameters must get no gradients instead of zeros.
+        Sequences of BOS and one token do not use the stack: its parameters must have no gradients, rather than zeros.
         """
         if self.stack is None or tokens.shape[1] < 3 or not is_plain(self.bias):
             return None

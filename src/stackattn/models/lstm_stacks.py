@@ -69,7 +69,7 @@ class LSTMStack(nn.Module, ABC):
 
         Args:
             inputs: (B, T, 4 hidden_size)
-                What the LSTM's gates get from the input and the bias.
+                What the input and the bias add to the LSTM's gates.
             weight_reading: (4 hidden_size, reading_size)
             weight_hidden: (4 hidden_size, hidden_size)
             maps: the result of `maps()`.
@@ -92,14 +92,14 @@ class LSTMStack(nn.Module, ABC):
 
 @dataclass(frozen=True, repr=False)
 class VectorStack(State):
-    """A superposition stack as its vectors, top first: for small vectors, this is cheaper than attention weights."""
+    """A superposition stack, stored as vectors, top first; if these are small, it is cheaper than attention weights."""
 
     elements: Tensor  # (B, depth, m)
     reading: Tensor  # (B, m)
 
 
 class SuperpositionLSTMStack(LSTMStack):
-    """A superposition stack, stored as vectors; with `depth`, only the top ones are kept."""
+    """A superposition stack, stored as vectors; with `depth`, only the top `depth` vectors are kept."""
 
     kind = SuperpositionStackAttention.kind
 
@@ -134,7 +134,7 @@ class SuperpositionLSTMStack(LSTMStack):
 
 @dataclass(frozen=True, repr=False)
 class AutomatonStack(State):
-    """A nondeterministic stack as attention weights over all values pushed so far, or, with a window, as readings."""
+    """A nondeterministic stack: attention weights over all values pushed so far or, with a window, readings."""
 
     stack: NondeterministicState | NondeterministicReadingState
     values: Tensor | None  # (B, 1 + steps so far, m), the bottom vector first; None with a window
@@ -142,7 +142,7 @@ class AutomatonStack(State):
 
 
 class NondeterministicLSTMStack(LSTMStack):
-    """The stack of a nondeterministic pushdown automaton; with `window`, older elements are not popped."""
+    """The stack of a nondeterministic pushdown automaton; with `window`, elements older than that are not popped."""
 
     kind = NondeterministicStackAttention.kind
     has_uniform_init = True
@@ -204,7 +204,7 @@ class NondeterministicLSTMStack(LSTMStack):
 LSTM_STACKS: dict[str, type[LSTMStack]] = {
     layer.kind: layer for layer in (SuperpositionLSTMStack, NondeterministicLSTMStack)
 }
-"""The class for each kind of stack. Its arguments are `hidden_size`, the sizes of the kind, and its limit."""
+"""The class for each kind of stack. Its arguments are `hidden_size`, the sizes of this kind of stack, and its limit."""
 
 
 def build_lstm_stack(spec: StackSpec, hidden_size: int) -> LSTMStack:

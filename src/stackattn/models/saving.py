@@ -105,7 +105,7 @@ def load(folder: str | Path) -> nn.Module:
             expected = f"a saved model is a folder with {CONFIG} and {TENSORS}, such as best/ in the folder of a run"
             raise FileNotFoundError(f"{path}: not found; {expected}")
     saved, config = _read_config(folder / CONFIG)
-    with torch.device("meta"):  # shapes only: a wrong file is refused before memory is allocated
+    with torch.device("meta"):  # shapes only: an invalid file is rejected before memory is allocated
         expected = _build(saved.kind, config, folder / CONFIG).state_dict()
 
     def upgrade(name: str) -> str:
@@ -136,7 +136,7 @@ def _read_config(path: Path) -> tuple[SavedConfig, Any]:
     # Defaults may change, and some options, such as heads, cannot be checked against the tensors.
     for field in fields(cls):
         if field.name not in config:
-            raise ValueError(f"{path}: config: missing key {field.name!r} of a {saved.kind}")
+            raise ValueError(f"{path}: config: missing key {field.name!r} of {saved.kind}")
     return saved, parsed
 
 
@@ -184,9 +184,9 @@ def _check_tensors(path: Path, found: Mapping[str, _TensorInfo], expected: Mappi
     if extra := [name for name in found if name not in expected]:
         close = difflib.get_close_matches(extra[0], missing, 1)
         hint = f"; {close[0]!r} is missing" if close else ""
-        raise ValueError(f"{path}: {len(extra)} tensors do not belong to this model, such as {extra[0]!r}{hint}")
+        raise ValueError(f"{path}: tensors that do not belong to this model: {len(extra)}, such as {extra[0]!r}{hint}")
     if missing:
-        raise ValueError(f"{path}: {len(missing)} of {len(expected)} tensors are missing, such as {missing[0]!r}")
+        raise ValueError(f"{path}: missing tensors: {len(missing)} of {len(expected)}, such as {missing[0]!r}")
     for name, x in expected.items():
         if found[name].shape != list(x.shape):
             raise ValueError(f"{path}: {name}: expected shape {list(x.shape)}, got {found[name].shape}")

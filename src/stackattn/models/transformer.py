@@ -27,7 +27,7 @@ class TransformerState(State):
     positions: Tensor  # (B,): number of tokens that each sequence has read
 
     def restart(self, rows: Tensor) -> TransformerState:
-        """Replace the state of each sequence of `rows`, (B,), bool, by the one before the first token."""
+        """Reset the sequences selected by `rows`, (B,), bool, to the state before the first token."""
         return TransformerState(tuple(layer.restart(rows) for layer in self.layers), self.positions * ~rows)
 
 
@@ -144,7 +144,7 @@ class TransformerLM(nn.Module):
                 Number of tokens of each sequence. Later tokens are padding: they are ignored, and their logits are
                 meaningless.
             starts: (B, T), bool, optional
-                The first token of each document, if a row contains several: each is read as if it were alone.
+                Marks the first token of each document if rows contain several; each is read as if it were alone.
 
         Returns:
             Logits (B, T, output_size).

@@ -1,4 +1,4 @@
-"""Stack attention as attention of Hugging Face models, and as an inserted sublayer."""
+"""Stack attention as the attention of Hugging Face models, and as an inserted sublayer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .cache import stack_cache_layer
 
 
 class NoWeights(nn.Module):
-    """Returns None. Hugging Face records it as the attention weights of a stack, so that positions are kept."""
+    """Returns None, which Hugging Face records as a stack's weights, so that those of other layers stay in place."""
 
     def forward(self) -> None:
         return None
@@ -62,17 +62,17 @@ class CachedStackAttention(nn.Module):
             y = attend(x, None)
         else:
             y = without_padding_anywhere(attend, x, real)
-        # Only eager attention returns weights; without those of the other layers, None would not be at its position.
+        # Only eager attention returns weights. Without those of the other layers, None would be at the wrong position.
         if self.config is None or self.config._attn_implementation == "eager":
             self.no_weights()
         return self.dropout(y), None
 
 
 class InsertedStack(nn.Module):
-    """Sublayer with a residual connection that stack attention adds after a layer: x + dropout(stack(norm(x))).
+    """Stack attention as a sublayer that follows a layer, with a residual connection: x + dropout(stack(norm(x))).
 
-    The output map of the stack is initialised with zeros, so that the sublayer does not change what a pretrained model
-    computes until it is trained.
+    The output map of the stack is initialised with zeros, so that the sublayer does not change the outputs of a
+    pretrained model until the stack is trained.
 
     Args:
         norm: the norm before the stack.
@@ -97,7 +97,7 @@ class InsertedStack(nn.Module):
 
 
 class WithInsertedStacks(nn.Module):
-    """Mixin of a model's own layer class: a layer that inserted stacks follow."""
+    """Mixin for a model's own layer class: a layer that is followed by inserted stacks."""
 
     def __init__(self, config: Any, layer_idx: int, inserted: list[InsertedStack]):
         super().__init__(config, layer_idx)
@@ -124,8 +124,8 @@ def place_stacks(
     Args:
         config: a configuration with `stack_layers` and `inserted_stacks`.
         layers: the model's layers.
-        layer_class: class of the layers that inserted stacks follow.
-        attention: name of the attention in a layer.
+        layer_class: class of the layers that are followed by inserted stacks.
+        attention: name of the layers' attribute for attention.
         d_model: size of inputs and outputs.
         dropout: dropout rate of the outputs of the stacks.
         make_norm: makes the norm before an inserted stack.
@@ -139,7 +139,7 @@ def place_stacks(
 def replaced_attention(
     config: Any, count: int, d_model: int, dropout: float
 ) -> Iterator[tuple[int, CachedStackAttention]]:
-    """The indices of the layers that `stack_layers` gives a stack, with their new attention.
+    """Yield the index and the new attention of each layer for which `stack_layers` specifies a stack.
 
     Raises:
         ValueError: `stack_layers` does not have `count` layers.
@@ -156,7 +156,7 @@ def replaced_attention(
 def build_inserted(
     layers: str | None, count: int, d_model: int, dropout: float, make_norm: Callable[[], nn.Module]
 ) -> Iterator[tuple[int, list[InsertedStack]]]:
-    """The stacks that `inserted_stacks` adds, with the index of the layer that they follow.
+    """Yield the index of each layer that is followed by inserted stacks, and these stacks.
 
     Raises:
         ValueError: `layers` begins with a stack, or its numbers do not sum to `count`.
@@ -171,7 +171,8 @@ def build_inserted(
         else:
             specs.setdefault(own, []).append(spec)
     if own + 1 != count:
-        raise ValueError(f"inserted_stacks: expected numbers that sum to {count}, the model's layers, got {layers!r}")
+        expected = f"numbers that sum to {count}, the number of the model's layers"
+        raise ValueError(f"inserted_stacks: expected {expected}, got {layers!r}")
     cache_index = itertools.count(count)  # after the keys and values of all layers
     for i, after in specs.items():
         yield i, [InsertedStack(make_norm(), spec.build(d_model), next(cache_index), dropout) for spec in after]
@@ -180,12 +181,12 @@ def build_inserted(
 def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
     """Convert a mask in any format of `create_causal_mask` to (B, T): which of the last T steps are not padding.
 
-    The second result is `x`, or nan if the mask is invalid and values are not read.
+    The second result is `x`; if the mask is invalid and values are not read, it is nan instead.
     """
     B, T = x.shape[:2]
     if mask.dim() == 2:
         return mask[:, -T:].bool(), x
-    # (B, 1, T, steps so far): True, or an added 0, where attention is allowed
+    # (B, 1, T, steps so far): True, or 0 in an additive mask, where attention is allowed
     visible = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool:
         x = check_mask_values("attention_mask", visible | (mask <= torch.finfo(mask.dtype).min / 2), x)
@@ -204,7 +205,7 @@ def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
 
 
 def _is_exporting() -> bool:
-    """Whether torch.export traces the model. In torch 2.6, which has no function for this: only with strict=False."""
+    """Whether torch.export is tracing the model. torch 2.6 has no function for this: there, only with strict=False."""
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()

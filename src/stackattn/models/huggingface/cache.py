@@ -73,7 +73,7 @@ class StackCacheLayer(CacheLayerMixin):
 
 
 def stack_cache_layer(cache: Cache, index: int) -> StackCacheLayer:
-    """Return the cache layer of the stack at `index`; an empty one for keys and values is replaced.
+    """Return the cache layer of the stack at `index`; an empty layer for keys and values is replaced by a new one.
 
     Raises:
         ValueError: the cache has another kind of layer, or keys and values, at this index.

@@ -24,7 +24,7 @@ class StackGPT2Config(GPT2Config):
     attention, one with a stack, and 6 more with GPT-2's attention. None: GPT-2's attention in all layers."""
     inserted_stacks: str | None = None
     """Stacks that are added between the layers, in the same notation: `6.superposition-64.6` adds a stack after the
-    sixth of 12 layers. Numbers are the model's own layers. None: no added stacks."""
+    sixth of 12 layers. The numbers count the model's own layers. None: no added stacks."""
 
 
 class StackGPT2Block(WithInsertedStacks, GPT2Block):

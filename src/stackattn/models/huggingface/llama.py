@@ -1,4 +1,4 @@
-"""Llama with stack attention: rotary positions, RMSNorm, SwiGLU and grouped-query attention in the other layers."""
+"""Llama with stack attention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StackLlamaConfig(LlamaConfig):
     layers."""
     inserted_stacks: str | None = None
     """Stacks that are added between the layers, in the same notation: `8.superposition-64.8` adds a stack after the
-    eighth of 16 layers. Numbers are the model's own layers. None: no added stacks."""
+    eighth of 16 layers. The numbers count the model's own layers. None: no added stacks."""
 
 
 class StackLlamaDecoderLayer(WithInsertedStacks, LlamaDecoderLayer):

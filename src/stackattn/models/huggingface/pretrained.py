@@ -1,4 +1,4 @@
-"""What the models have in common: registration, initialisation, and saved folders that say how to load them."""
+"""Shared by the models: registration, initialisation, saving with instructions for loading, and training of stacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ tags:
 
 # {model}
 
-A language model with stack attention. Install the package that has its code:
+A language model with stack attention. Install the package that contains its code:
 
 ```sh
 pip install stackattn transformers
@@ -43,7 +43,7 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("path of this folder")
 ```
 
-Without the import, `AutoModelForCausalLM.from_pretrained("path of this folder", trust_remote_code=True)` loads it, too:
+Without the import, `AutoModelForCausalLM.from_pretrained("path of this folder", trust_remote_code=True)` also loads it:
 `{code}.py` in this folder imports the package.
 
 | | |
@@ -55,7 +55,7 @@ Without the import, `AutoModelForCausalLM.from_pretrained("path of this folder",
 
 
 class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
-    """Mixin of the models."""
+    """Mixin for the models."""
 
     _is_stateful = True  # a stack cannot remove tokens, which assisted decoding needs
     auto_classes: ClassVar[dict[str, str]]
@@ -66,7 +66,7 @@ class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
         super()._init_weights(module)
         if isinstance(module, StackAttention):
             module.reset_parameters()
-        elif isinstance(module, InsertedStack):  # after its stack
+        elif isinstance(module, InsertedStack):  # called after its stack has been reset
             module.close()
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
@@ -100,7 +100,7 @@ class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
 
 
 def register(config: Any, base: type[StackPreTrainedModel], language_model: type[StackPreTrainedModel]) -> None:
-    """Register the three classes of an architecture with the Auto classes, which saved models name."""
+    """Register the three classes of an architecture with the Auto classes, and set `auto_classes` for saving."""
     AutoConfig.register(config.model_type, config)
     AutoModel.register(config, base)
     AutoModelForCausalLM.register(config, language_model)
@@ -113,7 +113,7 @@ def register(config: Any, base: type[StackPreTrainedModel], language_model: type
 
 
 def train_only_stacks(model: nn.Module) -> int:
-    """Freeze all parameters except those of inserted and replacing stacks, and return the number of trained ones.
+    """Freeze all parameters except those of stacks, and return the number of parameters that remain trainable.
 
     Args:
         model: a model with stack layers.
