@@ -1,7 +1,7 @@
 """A GPU without hardware: tensors that have a device but no values.
 
-On such tensors everything that would wait for a GPU raises: reading a value, shapes that depend on values, and copies
-between the CPU and the device. So does an operation on tensors of different devices.
+On such tensors, everything that would wait for a GPU raises: reading a value, shapes that depend on values, and copies
+between the CPU and the device. So does an operation on tensors on different devices.
 
 The device is `meta`, because gradients of fake CUDA tensors need a GPU. The library distinguishes only the CPU from all
 other devices; gpu_with_values.py simulates the device `cuda`.
@@ -27,7 +27,7 @@ DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # operators have one 
 
 
 class Waits(AssertionError):
-    """An operation would wait for the GPU, or mixes devices."""
+    """Raised if an operation would wait for the GPU or mixes devices."""
 
 
 def reads_values(function, tensors: list[torch.Tensor]) -> bool:
@@ -38,9 +38,9 @@ def reads_values(function, tensors: list[torch.Tensor]) -> bool:
 
 
 class _NothingWaits(TorchDispatchMode):
-    """FakeTensorMode does not object to copies between devices, to index tensors on the CPU and to some masks.
+    """Raises where FakeTensorMode does not: copies between devices, index tensors on the CPU, and some masks.
 
-    The library's own operators are computed here. FakeTensorMode would compute only the shapes of their results.
+    The library's own operators are executed here. FakeTensorMode would compute only the shapes of their results.
     """
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -66,7 +66,7 @@ def fake_gpu(device: torch.device = GPU) -> Iterator[torch.device]:
 
 @contextmanager
 def cuda_guard() -> Iterator[None]:
-    """Operations on fake CUDA tensors switch between devices like those on `meta`, which have no hardware."""
+    """Replace the device guard of CUDA by that of `meta`, so that operations on fake CUDA tensors need no hardware."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
     types = torch._C._autograd.DeviceType
     guards = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
@@ -92,13 +92,13 @@ def fake_autocast() -> Iterator[torch.device]:
         yield gpu
 
 
-# Operations that start no kernel
+# Operations that launch no kernel
 _VIEWS = ("view", "reshape", "transpose", "permute", "slice", "select", "expand", "unsqueeze", "squeeze", "diagonal")
 _VIEWS += ("as_strided", "unbind", "split", "detach", "alias", "_unsafe_view", "empty", "new_empty", "lift", "t.")
 
 
 class KernelCount(TorchDispatchMode):
-    """Counts the operations that start a kernel, by name."""
+    """Counts the operations that launch a kernel, by name."""
 
     def __init__(self):
         super().__init__()

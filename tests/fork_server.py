@@ -5,7 +5,7 @@ from typing import Any
 
 
 def processes() -> Any:
-    """Return a context of `multiprocessing`, in place of the one that starts a new interpreter for each process."""
+    """Return a `multiprocessing` context that forks processes from a server instead of starting new interpreters."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stackattn.training.sweep", "stackattn.models", "stackattn.training.cfl"])
     return context

@@ -1,6 +1,7 @@
-"""A GPU beside a CPU, without hardware: tensors on the device `cuda` whose values are stored and computed on the CPU.
+"""A GPU without hardware: tensors on the device `cuda` whose values are stored and computed on the CPU.
 
-An operation on tensors of both devices raises. What would wait for a GPU is recorded, or raises if `strict` is set.
+An operation on tensors on both devices raises. Operations that would wait for a GPU are recorded, or raise if `strict`
+is set.
 """
 
 import sys
@@ -24,7 +25,7 @@ _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 
 
 class _OnGPU(torch.Tensor):
-    """For Python code, its device is `cuda`; for PyTorch `meta`, because gradients on `cuda` need hardware."""
+    """A tensor whose device is `cuda` for Python code, but `meta` for PyTorch: gradients on `cuda` need hardware."""
 
     values: torch.Tensor  # on the CPU
 
@@ -76,14 +77,14 @@ def on_cpu(tree):
 
 
 class SimulatedGPU(TorchDispatchMode):
-    """Computes on the CPU.
+    """Executes operations of the simulated GPU on the CPU.
 
     Attributes:
         device: the device.
-        reads: the shapes of what was read from the GPU.
-        copies: the shapes of what was copied to the GPU in a way that waits.
-        strict: whether both raise.
-        allocated, peak: bytes of all tensors, now and at most.
+        reads: shapes of the tensors that were read from the GPU.
+        copies: shapes of the tensors that were copied to the GPU by copies that wait.
+        strict: whether such reads and copies raise.
+        allocated, peak: current and largest total size of all tensors in bytes.
     """
 
     def __init__(self):
@@ -126,7 +127,7 @@ class SimulatedGPU(TorchDispatchMode):
         return x
 
     def _use(self, address: int, size: int, count: int) -> None:
-        """Count the tensors in a block of memory, which is free when there is none."""
+        """Count the tensors that use a block of memory; the block is free when there are none."""
         before, self._users[address] = self._users[address], self._users[address] + count
         self.allocated += size * (bool(self._users[address]) - bool(before))
         self.peak = max(self.peak, self.allocated)
@@ -139,7 +140,7 @@ class SimulatedGPU(TorchDispatchMode):
         record.append(tuple(x.shape))
 
     def capture(self, module, inputs):
-        """Like torch.cuda.make_graphed_callables, during which nothing may wait."""
+        """Replace torch.cuda.make_graphed_callables: call the module once, without waiting for the GPU."""
         with mock.patch.object(self, "strict", True):
             result = module(*inputs)
             if result.requires_grad:
@@ -151,7 +152,7 @@ class SimulatedGPU(TorchDispatchMode):
 @contextmanager
 def gpu_with_values() -> Iterator[SimulatedGPU]:
     if sys.platform != "linux":
-        pytest.skip("replaces a device guard in PyTorch's shared library for Linux")
+        pytest.skip("needs Linux, because it replaces a device guard in PyTorch's shared library")
     gpu = SimulatedGPU()
 
     def debug_mode(name: str) -> None:

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The tests with the oldest versions of .github/oldest.txt on a machine without a GPU: tests/oldest_torch.sh [TEST...]
-# PyPI has torch 2.6 only with CUDA. Its libraries need gigabytes of CUDA packages to be loaded, but call none of them
-# without a GPU: all but the two smallest are replaced by libraries whose functions abort. Downloads about 830 MB.
-# Without arguments, the tests of the extra `hf` run in a second pytest: transformers requires a newer safetensors.
+# Runs the tests with the versions of .github/oldest.txt on a machine without a GPU: tests/oldest_torch.sh [TEST...]
+# PyPI has torch 2.6 only with CUDA. Its libraries cannot be loaded without gigabytes of CUDA packages, but call none of
+# them if there is no GPU: all but the two smallest packages are replaced by libraries whose functions abort. The script
+# downloads about 830 MB. Without arguments, the tests of the extra `hf` run in a second pytest process, because
+# transformers requires a newer safetensors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$PWD/build/oldest-torch
@@ -13,7 +14,7 @@ $pip --constraint .github/oldest.txt numpy rich safetensors PyYAML filelock fssp
 if [ ! -d "$folder/huggingface/accelerate" ]; then
   grep -v '^safetensors' .github/oldest.txt > "$folder/huggingface.txt"
   $pip --constraint "$folder/huggingface.txt" --upgrade --target "$folder/huggingface" transformers
-  $pip --no-deps --upgrade --target "$folder/huggingface" psutil accelerate  # with --no-deps, because it requires torch
+  $pip --no-deps --upgrade --target "$folder/huggingface" psutil accelerate  # without torch, which accelerate requires
 fi
 $pip --constraint .github/oldest.txt --no-deps torch nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cupti-cu12==12.4.127
 PIP_BUILD_CONSTRAINT=$PWD/constraints.txt $pip --no-deps --force-reinstall .

@@ -3,7 +3,7 @@
 #
 #   tests/sanitizers.sh                 the fast tests in tests/ops (several minutes)
 #   tests/sanitizers.sh -k states       arguments are passed to pytest
-#   tests/sanitizers.sh --drill         the drills `operators` and `layers` instead of the tests, with further arguments
+#   tests/sanitizers.sh --drill         the drills `operators` and `layers` instead, with further arguments
 #
 # The build goes to build/sanitize and shadows the installed kernel for the tests; the installation is not changed.
 # Before the tests, two deliberate errors must be reported: a read beyond the end of an array, and a signed overflow.
@@ -25,8 +25,8 @@ fi
 "$venv/bin/cmake" --build "$build/cmake"
 kernel=$(echo "$build"/cmake/_kernel*.so)
 
-# A copy of the package with the sanitized kernel. The tests run in the other environment, with PYTHONPATH for the
-# dependencies: in this one, the import hook of an editable install would load the installed kernel.
+# A copy of the package with the sanitized kernel. The tests run in $venv, with PYTHONPATH for the dependencies: in the
+# environment of $python, the import hook of an editable install would load the installed kernel.
 package=$build/package
 rm -rf "$package" && mkdir -p "$package"
 cp -r src/stackattn "$package/"
@@ -46,7 +46,7 @@ run -c "
 import stackattn.ops.dispatch as d
 assert d.kernel.__file__.startswith('$package'), f'the wrong kernel was loaded: {d.kernel.__file__}'
 assert d.kernel.read_beyond(7) == 1.0"
-must_report() { # the report, the deliberate error
+must_report() { # arguments: the expected report, the call that makes a deliberate error
   if run -c "import stackattn.ops.dispatch as d; d.kernel.$2" >"$build/control.log" 2>&1 ||
     ! grep -q "$1" "$build/control.log"; then
     echo "sanitizers.sh: the sanitizers did not report $2; see $build/control.log" >&2

@@ -1,4 +1,4 @@
-"""Old files: every committed model loads and gives the recorded logits."""
+"""Files in old formats: every committed model loads and gives the recorded logits."""
 
 import json
 from pathlib import Path

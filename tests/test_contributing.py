@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def tree_paths() -> set[str]:
-    """Paths of the drawing, relative to the repository; folders end with a slash."""
+    """Paths in the source tree, relative to the repository; folders end with a slash."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```text\n(src/stackattn/\n.*?)^```", text, re.DOTALL | re.MULTILINE)
     folders: list[str] = []

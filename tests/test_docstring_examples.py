@@ -1,4 +1,4 @@
-"""The examples in docstrings run and print what they say: every `>>>` in the package."""
+"""Every `>>>` example in the docstrings of the package runs and prints the output that it shows."""
 
 import doctest
 import importlib
@@ -8,14 +8,14 @@ import pytest
 
 import stackattn
 
-# Modules with examples that need something that is not installed everywhere are skipped if the import fails.
+# Modules whose optional dependencies are not installed are skipped.
 MODULES = [module.name for module in pkgutil.walk_packages(stackattn.__path__, "stackattn.")]
 PUBLIC = ("superposition_weights", "nondeterministic_weights", "best_runs", "sample_runs", "backends", "AutomatonRun")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def examples(name):
-    """The docstrings of a module that have examples."""
+    """The docstrings in a module that contain examples."""
     if name.endswith(("__main__", "._kernel")):
         return []
     try:

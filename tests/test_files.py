@@ -81,7 +81,7 @@ def test_errors_name_the_path(step, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_errors_of_missing_folders(tmp_path):
+def test_errors_for_missing_folders(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         write_text(tmp_path / "missing/a.txt", "text")
     assert error.value.filename == str(tmp_path / "missing")
@@ -92,7 +92,7 @@ def test_errors_of_missing_folders(tmp_path):
         pass
 
 
-def test_files_and_folders_are_flushed_before_they_are_named(tmp_path, monkeypatch):
+def test_files_and_folders_are_flushed_before_they_are_renamed(tmp_path, monkeypatch):
     """The file is flushed, then renamed, then the folder is flushed."""
     steps, fsync, replace, rename = [], os.fsync, os.replace, os.rename
 
@@ -198,7 +198,7 @@ def _write(folder, name, barrier, outcomes):
         outcomes.put((name, str(error)))
 
 
-def test_two_processes_never_mix_a_folder(tmp_path):
+def test_two_processes_never_mix_their_files_in_a_folder(tmp_path):
     """One creates the folder; the other gets an error that names it."""
     context = multiprocessing.get_context("fork")
     for i in range(15):

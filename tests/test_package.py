@@ -39,7 +39,7 @@ def test_public_names():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton is imported")
 def test_triton_is_not_imported_on_a_cpu(tmp_path):
-    """Even if it is installed: here, a package that says when it is imported."""
+    """Even if it is installed: the test provides a module `triton` that prints when it is imported."""
     (tmp_path / "triton.py").write_text("print('imported')")
     program = """
 import torch, stackattn
@@ -84,7 +84,7 @@ def test_backends_are_available():
 
 @pytest.fixture
 def warn_again():
-    """Forget after the test that the warning was given."""
+    """Allow the one-time warning to be given again after the test."""
     yield
     dispatch._warn_once.cache_clear()
 
@@ -137,14 +137,14 @@ def test_a_kernel_of_another_version_is_not_used(interface, monkeypatch):
     assert str(error) == f"expected interface {dispatch.INTERFACE}, found {interface or 'none'}"
 
 
-def test_other_devices_take_the_torch_backend():
+def test_other_devices_use_the_torch_backend():
     assert dispatch.choose("auto", torch.device("meta")) == "torch"
     assert dispatch.choose("auto", torch.device("cpu")) == "cpp"
 
 
 @pytest.mark.slow
 def test_install_without_a_compiler(tmp_path):
-    """Without a compiler on the PATH the installation succeeds, works, and says what is missing."""
+    """Without a compiler on the PATH, the installation succeeds, and the package works and says what is missing."""
     source, empty_path, home = tmp_path / "source", tmp_path / "bin", tmp_path / "home"
     ignored = shutil.ignore_patterns(".venv", "build", ".git", "*.so", "__pycache__", "out", ".*_cache")
     shutil.copytree(ROOT, source, ignore=ignored)

@@ -17,7 +17,7 @@ STATIC = Path(__file__).parents[1] / "docs/_static"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The part of the page that `docs/playground.md` includes. Fails if it used the network or had an error."""
+    """The HTML that `docs/playground.md` includes. Fails if it uses the network, raises an error or logs a message."""
     fragment = (STATIC / "playground/playground.html").read_text(encoding="utf-8")
     path = tmp_path_factory.mktemp("playground") / "page.html"
     fragment = fragment.replace("../_static/", f"{STATIC.as_uri()}/")
@@ -37,7 +37,7 @@ def page(tmp_path_factory):
 
 
 def shown(page, text, **sliders):
-    """What the page computes for an input and positions of its sliders."""
+    """What the page computes for an input and the given positions of its sliders."""
     for name, value in sliders.items():
         page.eval_on_selector(f"#playground-{name}", "(node, value) => { node.value = value; }", value)
     page.fill("#playground-text", text)
@@ -45,7 +45,7 @@ def shown(page, text, **sliders):
 
 
 def transitions(found):
-    """Log weights as the library takes them: one sequence, one state."""
+    """Log weights in the layout of the library: one sequence, one state."""
     push, replace, pop = (
         torch.tensor([step[name] for step in found["transitions"]], dtype=torch.float64)
         for name in ("push", "replace", "pop")
@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_the_library(page, text, sliders):
 
 
 def test_samples_follow_the_weights(page):
-    """The top of the last stack, over many sampled runs; the seed is fixed."""
+    """The top of the last stack in many sampled runs is distributed as the weights say; the seed is fixed."""
     found = shown(page, "(.)[", noise=1.5, push=1, pop=1, seed=3)
     count = 4000
     tops = page.evaluate(

@@ -1,4 +1,4 @@
-"""Runs the Python blocks and command lines of README and docs, except `make`, `pip` and `git`, and checks links."""
+"""The Python blocks and commands of README.md and docs run, except `make`, `pip` and `git`, and links are valid."""
 
 import itertools
 import json

@@ -30,7 +30,7 @@ def test_every_page_is_listed_once():
     assert len(set(listed)) == len(listed)
 
 
-def test_the_requirements_are_pinned_and_have_no_torch():
+def test_the_requirements_are_pinned_and_do_not_include_torch():
     lines = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if line[:1].isalnum()]
     assert len(lines) > 20
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+( ; .*)?", line) for line in lines)

@@ -1,4 +1,4 @@
-"""On a GPU: `pytest -m gpu`. The same numbers as on the CPU, bitwise repeatable, and without waiting."""
+"""Tests on a GPU (`pytest -m gpu`): the numbers are those of the CPU and bitwise repeatable, and nothing waits."""
 
 import copy
 
@@ -19,7 +19,7 @@ BACKENDS = ("torch", "triton")
 
 @pytest.fixture(autouse=True)
 def _without_deterministic_algorithms():
-    """Some of PyTorch's own kernels raise in that mode, which tests/conftest.py sets."""
+    """Leave the deterministic mode, which tests/conftest.py sets: some of PyTorch's own kernels raise in it."""
     torch.use_deterministic_algorithms(False)
 
 
@@ -29,7 +29,7 @@ def transitions(B=2, T=12, Q=3, S=3, scale=1.0):
 
 
 def results(inputs, backend, lengths=None, **options):
-    """Attention weights and gradients, on the CPU."""
+    """Attention weights and gradients, copied to the CPU."""
     inputs = [x.clone().requires_grad_() for x in inputs]
     operator = stackattn.nondeterministic_weights if len(inputs) == 3 else stackattn.superposition_weights
     weights = operator(*inputs, lengths, backend=backend, **options)
@@ -69,7 +69,7 @@ def test_lengths_forbidden_transitions_and_rows_without_runs(backend, window):
 
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_that_are_empty_or_in_parts(monkeypatch, backend, window):
+def test_empty_batches_and_batches_in_parts(monkeypatch, backend, window):
     for B, memory in ((0, "1000"), (3, "0.0001")):
         monkeypatch.setenv("STACKATTN_CHART_MEMORY", memory)
         inputs = transitions(B, 5, 2, 2)
@@ -141,7 +141,7 @@ def test_nothing_waits(backend, window):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_peak_memory(backend):
-    """Charts, their gradients and a few tensors of the size of the result."""
+    """Memory is needed for charts, their gradients, and a few tensors of the size of the result."""
     inputs = [x.requires_grad_() for x in on_gpu(transitions(4, 100))]
     stackattn.nondeterministic_weights(*inputs, backend=backend)
     torch.cuda.reset_peak_memory_stats()
@@ -156,7 +156,7 @@ def test_peak_memory(backend):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_peak_memory_of_a_window(backend):
-    """Readings need a small part of the memory of the charts without a window."""
+    """Readings need less than a quarter of the memory that charts without a window would need."""
     inputs = [x.requires_grad_() for x in on_gpu([*transitions(1, 800), torch.randn(1, 801, 5, dtype=torch.float64)])]
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

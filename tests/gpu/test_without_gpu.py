@@ -1,6 +1,7 @@
-"""The tests of test_gpu.py on a simulated GPU, so that they are executed where there is none.
+"""The tests of test_gpu.py on a simulated GPU, for machines without one.
 
-In Triton's interpreter (`make triton ARGS=--full`) they are those of the Triton backend, otherwise the others.
+Triton's interpreter (`make triton ARGS=--full`) runs only the tests of the Triton backend, which are skipped
+otherwise.
 """
 
 import pytest
@@ -13,7 +14,7 @@ from stackattn.ops.triton_backend import availability
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"),
-    # the interpreter computes with NumPy, which warns of infinities in rows that are computed again
+    # the interpreter computes with NumPy, which warns about infinities in rows that are computed again
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 
@@ -21,10 +22,10 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _simulated_gpu(request, monkeypatch):
     if availability.interpreted() != ("triton" in request.node.name):
-        pytest.skip("only Triton's interpreter runs the Triton backend, and nothing else")
+        pytest.skip("Triton's interpreter runs the tests of the Triton backend, and only these")
     if availability.interpreted():
         if request.node.callspec.params.get("T", 0) >= 20:
-            pytest.skip("takes long in Triton's interpreter")
+            pytest.skip("takes too long in Triton's interpreter")
         measures = request.node.originalname.startswith(("test_peak_memory", "test_nothing_waits"))
         _launch_on_cpu(monkeypatch, computes=not measures)
     with gpu_with_values():
@@ -32,7 +33,7 @@ def _simulated_gpu(request, monkeypatch):
 
 
 def _launch_on_cpu(monkeypatch, computes):
-    """Without `computes`, nothing is launched, because the interpreter is slow: results are wrong."""
+    """Launch kernels on the CPU; without `computes`, launch none, because the interpreter is slow."""
     from stackattn.ops.triton_backend import band, charts
 
     original = charts.launch

@@ -19,7 +19,7 @@ from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo")
-SYSTEM_FOLDERS = "/usr/sbin:/sbin"  # of the daemons; an ordinary user's PATH may lack them
+SYSTEM_FOLDERS = "/usr/sbin:/sbin"  # contain the daemons; an ordinary user's PATH may lack them
 
 REQUEUE_DELAY = 5  # seconds that a requeued job waits (`cred_expire`); SLURM's default is two minutes
 CONFIGURATION = """
@@ -73,7 +73,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None
 
 
 class Cluster:
-    """Context manager: starts the daemons on entry, ends them and all jobs on exit.
+    """Context manager that starts the daemons on entry, and ends them and all jobs on exit.
 
     `folder` must exist. `environment` is the environment in which jobs are submitted.
     """
@@ -199,7 +199,7 @@ class Cluster:
         return f"{what} (logs of the daemons: {self.folder}/logs)"
 
     def _run(self, *command: str) -> str:
-        """Standard output, empty if the command fails: the controller may not answer yet."""
+        """Return standard output, or "" if the command fails: the controller may not be ready yet."""
         result = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
         return result.stdout.strip() if result.returncode == 0 else ""
 

@@ -1,8 +1,9 @@
-"""Run the array job of docs/clusters.md on a real SLURM of one node: `python tests/slurm/run.py`, about three minutes.
+"""Run the array job of docs/clusters.md on a real SLURM cluster with one node: `python tests/slurm/run.py`.
 
-Ten tiny runs go through a lost node, a requeued task and a killed process; two long ones reach their time limit, with
-and without the warning signal. Interrupted runs have to resume and to give the same figures as uninterrupted ones.
-Without SLURM (`apt install slurm-wlm munge`) the script says so and exits with code 0, or 1 with `--required`.
+Ten tiny runs go through a lost node, a requeued task and a killed process; two long ones reach their time limit, one
+with and one without the warning signal. Interrupted runs must resume and give the same metrics as uninterrupted ones.
+This takes about three minutes. Without SLURM (`apt install slurm-wlm munge`), the script says so and exits with code 0,
+or 1 with `--required`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def command(epochs: int) -> list[str]:
 
 
 def evaluations(run: Path) -> list[dict]:
-    """Figures of a run after each evaluation, without those that depend on time or machine."""
+    """Metrics of a run at each evaluation, without those that depend on the time or the machine."""
     path = run / "metrics.jsonl"
     if not path.exists():
         return []
@@ -57,7 +58,7 @@ def evaluations(run: Path) -> list[dict]:
 
 
 class Array:
-    """The recipe with another output folder, where `stackattn` is a script that adds the options of `command`."""
+    """The recipe with another output folder and another `stackattn`: a script that adds the options of `command`."""
 
     def __init__(self, cluster: Cluster, name: str, epochs: int):
         self.cluster, self.out = cluster, cluster.folder / name
@@ -92,7 +93,7 @@ class Array:
         return (self.cluster.folder / f"slurm-{self.task(number)}.out").read_text(encoding="utf-8")
 
     def kill(self, number: int) -> None:
-        """SIGKILL to the Python processes of a task, not to its shell."""
+        """Send SIGKILL to the Python processes of a task, not to its shell."""
         mark = {f"SLURM_ARRAY_JOB_ID={self.id}".encode(), f"SLURM_ARRAY_TASK_ID={number}".encode()}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -104,7 +105,7 @@ class Array:
 
 
 def lose_node(first: Array) -> None:
-    """Lose the node under tasks 0 and 1; SLURM queues them again."""
+    """Lose the node on which tasks 0 and 1 run; SLURM requeues them."""
     cluster = first.cluster
     for number in (0, 1):
         first.wait_for_evaluations(number, 2)
@@ -114,7 +115,7 @@ def lose_node(first: Array) -> None:
     for number in (0, 1):
         cluster.wait_for(first.task(number), "PENDING", seconds=60)
     cluster.start_node()
-    say("node lost; SLURM put its two tasks back into the queue")
+    say("node lost; SLURM requeued its two tasks")
 
 
 def requeue_and_kill(array: Array) -> None:
@@ -129,7 +130,7 @@ def requeue_and_kill(array: Array) -> None:
 
 
 def check_array(first: Array, array: Array) -> None:
-    """Every run but the killed one is finished; submitting again finishes that one and leaves the others alone."""
+    """Every run but the killed one is finished; submitting again finishes that one and does not change the others."""
     cluster, others = array.cluster, [number for number in range(TASKS) if number != 3]
     for number in others:
         submitted = first if number < 2 else array
@@ -148,8 +149,8 @@ def check_array(first: Array, array: Array) -> None:
     say("all 10 runs finished after the array was submitted again")
 
 
-def check_figures(array: Array) -> None:
-    """The killed run has the figures of an uninterrupted one, and `reproduce` shows the runs."""
+def check_metrics(array: Array) -> None:
+    """The killed run has the metrics of an uninterrupted one, and `reproduce` shows the runs."""
     control = array.out.with_name("control")
     subprocess.run([*command(EPOCHS), "--out", control, "--job", "3"], check=True, stdout=subprocess.DEVNULL)
     found, expected = (evaluations(out / "dyck/tf/03") for out in (array.out, control))
@@ -158,7 +159,7 @@ def check_figures(array: Array) -> None:
     shown = [*command(EPOCHS), "--out", array.out, "--budget", "0"]
     printed = subprocess.run(shown, check=True, capture_output=True, text=True).stdout
     assert "dyck" in printed, printed
-    say("a killed run has the figures of an uninterrupted one")
+    say("the killed run has the metrics of an uninterrupted one")
 
 
 def check_time_limit(warned: Array, unwarned: Array) -> None:
@@ -169,7 +170,7 @@ def check_time_limit(warned: Array, unwarned: Array) -> None:
     reached = len(evaluations(warned.run(0)))
     warned.wait_for_evaluations(0, reached + 2)
     cluster.cancel(warned.id)
-    say(f"time limit near: task requeued itself after {reached} evaluations and resumed")
+    say(f"time limit near: the task requeued itself after {reached} evaluations and resumed")
     assert cluster.wait_for(unwarned.task(0), "TIMEOUT", seconds=150) == "TIMEOUT"
     reached = len(evaluations(unwarned.run(0)))
     assert reached
@@ -190,7 +191,7 @@ def run(folder: Path) -> None:
         first.submit("--array=0-1")
         lose_node(first)
         warned, unwarned = (Array(cluster, name, ENDLESS) for name in ("warned", "unwarned"))
-        # the signal arrives up to a minute earlier than asked; CONT is ignored: no warning
+        # the signal may arrive up to a minute early; CONT has no effect, so the second array gets no warning
         warned.submit("--array=0", "--time=2", "--signal=B:USR1@60")
         unwarned.submit("--array=0", "--time=1", "--signal=B:CONT@10")
         array = Array(cluster, "array", EPOCHS)
@@ -198,7 +199,7 @@ def run(folder: Path) -> None:
         requeue_and_kill(array)
         check_array(first, array)
         check_time_limit(warned, unwarned)
-        check_figures(array)
+        check_metrics(array)
 
 
 STARTED = time.monotonic()
@@ -214,7 +215,7 @@ def time_limit(seconds: int):
         raise TimeoutError(f"expected to finish within {seconds} seconds")
 
     signal.signal(signal.SIGALRM, stop)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the cluster is taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the cluster is shut down
     signal.alarm(seconds)
     try:
         yield
@@ -224,11 +225,13 @@ def time_limit(seconds: int):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--required", action="store_true", help="fail where SLURM is not installed")
-    parser.add_argument("--limit", type=int, default=290, metavar="SECONDS", help="stop after (default: %(default)s)")
+    parser.add_argument("--required", action="store_true", help="fail if SLURM is not installed")
+    parser.add_argument(
+        "--limit", type=int, default=290, metavar="SECONDS", help="stop after SECONDS (default: %(default)s)"
+    )
     args = parser.parse_args()
     if missing := missing_programs():
-        print(f"skipped: {', '.join(missing)} not found; apt install slurm-wlm munge", file=sys.stderr)
+        print(f"skipped: {', '.join(missing)} not found; run `apt install slurm-wlm munge`", file=sys.stderr)
         return 1 if args.required else 0
     with tempfile.TemporaryDirectory(prefix="stackattn-slurm-") as folder, time_limit(args.limit):
         try:

@@ -1,10 +1,10 @@
-"""Tests of the Triton kernels, without a GPU: run.sh provides Triton and starts them, in two processes."""
+"""Tests of the Triton kernels without a GPU: run.sh installs Triton and runs them in two processes."""
 
 import os
 
 import pytest
 
-WANTED = os.environ.get("STACKATTN_TRITON_TESTS", "none")  # the interpreter, or the compiler
+WANTED = os.environ.get("STACKATTN_TRITON_TESTS", "none")  # or one of the keys below
 FILES = {"interpreter": ("test_interpreter.py", "test_window.py"), "compiler": ("test_compiler.py",)}
 collect_ignore_glob = [file for name, files in FILES.items() if name != WANTED for file in files]
 
@@ -22,7 +22,7 @@ if WANTED == "interpreter":
 
     @pytest.fixture
     def _first_use(monkeypatch):
-        """The check at the first use, which is left out in other tests."""
+        """Enable the check at the first use, which other tests skip."""
         monkeypatch.undo()
         availability._agrees.cache_clear()
         yield

@@ -6,7 +6,7 @@ NOT_WRITTEN = 3e300
 
 
 class Frozen:
-    """Replaces `launch`: what a launch writes is nan in the tensors that it reads, and it writes to empty tensors.
+    """Replaces `launch`: entries that a launch writes are nan in the tensors that it reads; it writes to new tensors.
 
     The interpreter runs one program after the other, so without this a race between programs would go unnoticed.
     """
@@ -34,7 +34,7 @@ class Frozen:
 
     @staticmethod
     def written(kernel, grid, reads, writes, target, sizes, options):
-        """The entries of `target` that the launch writes: those that change from both of two values."""
+        """The entries of `target` that the launch writes: those that change for each of two initial values."""
         changed = []
         for value in (1e300, 2e300):
             scratch = [torch.full_like(x, value) for x in writes]

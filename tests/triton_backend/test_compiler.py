@@ -29,7 +29,7 @@ GPUS = {
 }
 
 
-# What Triton assumes of the addresses of tensors: PyTorch aligns them, and AMD has faster loads for less than 2 GB.
+# What Triton assumes about the addresses of tensors: PyTorch aligns them, and AMD has faster loads for less than 2 GB.
 ALIGNED = {"cuda": [["tt.divisibility", 16]], "hip": [["tt.divisibility", 16], ["tt.pointer_range", 32]]}
 
 
@@ -45,7 +45,7 @@ def compiled(name, gpu, Q, S, addresses):
     assumed = {(i,): ALIGNED[gpu.backend] for i in pointers} if addresses == "aligned" else {}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=assumed)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # newer versions announce changes of their defaults
+        warnings.simplefilter("error")  # newer versions of Triton announce changes of defaults
         return triton.compile(source, target=gpu, options=launch)
 
 

@@ -1,4 +1,4 @@
-"""The kernels in Triton's interpreter, on the CPU: forward and gradients against `cpp`, `reference` and `torch`."""
+"""The kernels in Triton's interpreter, on the CPU: results and gradients against `cpp`, `reference` and `torch`."""
 
 from contextlib import contextmanager
 
@@ -67,13 +67,13 @@ def test_forbidden_transitions_and_rows_without_runs():
 
 def test_wide_logits_leave_the_range_and_are_computed_exactly():
     inputs = transitions(2, 6, 2, 2, scale=1000.0)
-    charts_in_range = plain._out_of_range(charts.fill(plain.scaled_steps(*inputs, extended=False), 2), None)
-    assert charts_in_range, "the test needs a sequence beyond the range of float64"
+    out_of_range = plain._out_of_range(charts.fill(plain.scaled_steps(*inputs, extended=False), 2), None)
+    assert out_of_range, "the test needs a sequence beyond the range of float64"
     assert_same(inputs, backends=("cpp",))
 
 
 def test_any_strides_and_dtypes_of_lengths():
-    """Transposed inputs, a gradient that is expanded, lengths of 32 bits, and inputs that need no gradient."""
+    """Transposed inputs, an expanded gradient, 32-bit lengths, and inputs that need no gradient."""
     push, replace, pop = (x.mT.contiguous().mT for x in transitions(2, 3, 2, 2))
     lengths = torch.tensor([3, 2], dtype=torch.int32)
     grads = []
@@ -148,7 +148,7 @@ def test_kept_charts_are_used_whatever_the_limit_is_now(monkeypatch):
 
 
 def test_grids_are_within_the_limits_of_cuda(monkeypatch):
-    """65,535 sequences, or here 2; the first axis of a grid may be larger."""
+    """The last axis of a grid is limited to 65,535 sequences, here to 2; the first axis may be larger."""
     grids, original = [], charts.launch
 
     def recorded(kernel, grid, *args, **options):
@@ -162,7 +162,7 @@ def test_grids_are_within_the_limits_of_cuda(monkeypatch):
 
 
 def test_launches_are_on_the_device_of_the_tensors(monkeypatch):
-    """Triton launches on the current device, which may be another one."""
+    """Triton launches on the current device, which may differ from that of the tensors."""
     current, launched, original = [], [], charts.launch
 
     @contextmanager
@@ -199,8 +199,8 @@ def test_no_launch_reads_what_it_writes(monkeypatch, superposition):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["fill_P_and_D", "fill_F", "walk_back_F", "walk_back_D", "walk_back_P"])
-def test_poison_is_noticed(monkeypatch, kernel):
-    """Negative control of the test above: poison in what a launch does read changes the result."""
+def test_nan_in_a_tensor_that_is_read_is_noticed(monkeypatch, kernel):
+    """Negative control for the test above: nan in a tensor that a launch reads changes the result."""
 
     def spoil(launched, reads):
         if launched is getattr(kernels, kernel):

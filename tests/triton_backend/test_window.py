@@ -1,4 +1,4 @@
-"""The kernels of windows in Triton's interpreter, on the CPU: forward and gradients against `cpp` and `reference`."""
+"""The kernels of windows in Triton's interpreter, on the CPU: results and gradients against `cpp` and `reference`."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_short_sequences(T, Q, S, width):
 
 @pytest.mark.slow
 def test_block_edges():
-    """17 columns of a row, more than 16 terms of a product and lanes of several blocks that do not divide them."""
+    """17 columns per row, products of more than 16 terms, and several blocks of lanes that are not all full."""
     assert_same(inputs_of(2, 9, 3, 2, m=16), 7)
     assert_same(inputs_of(1, 4, 3, 6, m=2), 3)
 
@@ -57,7 +57,7 @@ def test_lengths_and_garbage_in_the_padding():
     assert_same(inputs, 3, lengths)
 
 
-# The interpreter computes with NumPy, which warns of infinities in rows that are computed again.
+# The interpreter computes with NumPy, which warns about infinities in rows that are computed again.
 infinities = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 
@@ -84,7 +84,7 @@ def test_wide_logits_leave_the_range_and_are_computed_exactly(monkeypatch):
 
 
 def one_run(*, lost):
-    """A run that loses e^lost at each step, and a symbol that no run reaches but that would keep its weight."""
+    """A run whose log weight falls by `lost` at each step, and a symbol that keeps its weight but no run reaches."""
     *transitions, values = inputs_of(1, 9, 1, 3, m=2)
     push, replace, pop = (x.fill_(-torch.inf) for x in transitions)
     replace[0, 0, 0, 0, 0, 1], replace[0, 1:, 0, 1, 0, 1], replace[0, 1:, 0, 2, 0, 2] = 0.0, -lost, 0.0
@@ -92,8 +92,8 @@ def one_run(*, lost):
 
 
 def test_gradients_of_entries_without_runs(monkeypatch):
-    """They would overflow, in rows for which float64 is sufficient."""
-    monkeypatch.setattr(plain_band, "fill", None)  # for extended arithmetic
+    """Gradients of entries that no run reaches do not overflow, and float64 is sufficient."""
+    monkeypatch.setattr(plain_band, "fill", None)  # extended arithmetic would call it
     found = results(one_run(lost=140.0), "triton", 4)
     monkeypatch.undo()
     for x, y in zip(found, results(one_run(lost=140.0), "reference", 4), strict=True):
@@ -102,7 +102,7 @@ def test_gradients_of_entries_without_runs(monkeypatch):
 
 @infinities
 def test_no_run_is_lost():
-    """In a window the mass falls by e^400 only, but a run with a share of e^-700 is the heaviest at the end."""
+    """Within a window, the mass falls by only e^400, but a run with a share of e^-700 is the heaviest at the end."""
     inputs = one_run(lost=100.0)
     inputs[1][0, 0, 0, 0, 0, 2] = -700.0
     readings = assert_same(inputs, 4, backends=("cpp", "reference"))[0]
@@ -140,7 +140,7 @@ def assert_as_torch(inputs, grad, width=3):
 
 @pytest.mark.parametrize("known", [0, 2])
 def test_segments_and_steps_after_a_state(monkeypatch, known):
-    """Segments of 8 steps, after no step and after the steps that a state keeps."""
+    """Segments of 8 steps, at the start of a sequence and after the steps that a state keeps."""
     monkeypatch.setattr(plain_band, "_SHORTEST_SEGMENT", 1)
     monkeypatch.setenv("STACKATTN_CHART_MEMORY", "0.0001")
     assert_as_torch(*rows_problem(B=1, T=9, known=known, width=2), width=2)
@@ -154,7 +154,7 @@ def test_batches_in_parts(monkeypatch):
 
 
 def test_grids_are_within_the_limits_of_cuda(monkeypatch):
-    """A launch of the backward pass has `window` rows of each sequence."""
+    """A launch of the backward pass computes `window` rows of each sequence."""
     problem = rows_problem(B=3, T=3, width=2)
     monkeypatch.setattr(window, "MOST_SEQUENCES", 4)
     assert window._parts(problem[0][0], 2) == [slice(0, 2), slice(2, 4)]
@@ -193,8 +193,8 @@ def test_no_launch_reads_what_it_writes(monkeypatch):
         pytest.param("walk_back_diagonal", marks=pytest.mark.slow),
     ],
 )
-def test_poison_is_noticed(monkeypatch, kernel):
-    """Negative control of the test above: poison in what a launch does read changes the result."""
+def test_nan_in_a_tensor_that_is_read_is_noticed(monkeypatch, kernel):
+    """Negative control for the test above: nan in a tensor that a launch reads changes the result."""
 
     def spoil(launched, reads):
         if launched is getattr(window_kernels, kernel):

@@ -1,8 +1,8 @@
-"""Build the wheel, install it into a new virtual environment and run the commands there: `python tests/wheel/check.py`.
+"""Build the wheel, install it into a new virtual environment and run its commands: `python tests/wheel/check.py`.
 
-The commands run in an empty folder, so that nothing of the checkout can stand in for a file that the wheel lacks. They
-include every Python and shell block of README.md except `make`, `pip` and `git`. Packages come from pip's usual sources
-with the versions of constraints.txt. Building needs the package `build`.
+The commands run in an empty folder, so that no file of the checkout can be used in place of one that the wheel lacks.
+They include every Python and shell block of README.md except `make`, `pip` and `git`. Packages come from pip's usual
+sources in the versions of constraints.txt. Building needs the package `build`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NOT_RUN = ("make", "pip", "git")
 SDIST_LIMIT, WHEEL_LIMIT = 1_500_000, 3_000_000  # bytes
 NOT_IN_SDIST = ("experiments/results", "benchmarks/results", ".venv", "build/")
 
-# They run after README's, which include the demo. A line that does not start with `stackattn` is a Python program. All
-# run in one process, because importing torch takes longer than most of them.
+# These run after the commands of README.md, which include the demo. A line that does not start with `stackattn` is a
+# Python program. All run in one process, because importing torch takes longer than most of them.
 COMMANDS = """
 stackattn language list
 stackattn language sample dyck --length 10 -n 2
@@ -65,7 +65,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def build(folder: Path) -> None:
-    """A source distribution, and a wheel from it."""
+    """Build a source distribution, and a wheel from it."""
     run([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], ROOT)
 
 
@@ -86,15 +86,15 @@ def check_size(path: Path, limit: int) -> None:
 
 
 def install(wheel: Path, folder: Path, system_packages: bool) -> Path:
-    """A virtual environment with the wheel; returns the folder of its programs."""
+    """Create a virtual environment with the wheel and return the folder of its programs."""
     venv.create(folder, with_pip=True, system_site_packages=system_packages)
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     environment = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), **os.environ}
-    if system_packages:  # those of the environment that runs this script; what is installed in the new one comes first
+    if system_packages:  # of the environment that runs this script; those of the new environment take precedence
         borrowed = [path for path in sys.path if path.endswith("site-packages")]
         (next(folder.glob("lib*/**/site-packages")) / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # Compiling all of torch to bytecode would take longer than the modules that the commands import.
+    # Compiling all of torch to bytecode would take longer than compiling only the modules that the commands import.
     options = ["--no-compile", *(["--no-deps"] if system_packages else [])]
     run([*pip, *options, f"{wheel}[{EXTRAS}]"], folder, environment)
     return programs
@@ -106,7 +106,7 @@ def readme_blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """Those of README, the version, then those above in one process."""
+    """The commands of README.md, `stackattn --version`, and COMMANDS in one process."""
     readme = [line for block in readme_blocks("sh") for line in block.splitlines()]
     ours = COMMANDS.replace("\\\n", "").strip().splitlines()
     found = [shlex.split(line) if line.startswith("stackattn ") else ["python", "-c", line] for line in ours]
@@ -119,7 +119,7 @@ def commands() -> list[list[str]]:
 
 def check_commands(programs: Path, folder: Path, kernel: bool) -> None:
     folder.mkdir()
-    # not PYTHONPATH and the like: the installed package has to be found by itself
+    # without PYTHONPATH and similar variables: the installed package must be found without them
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     environment |= {"PATH": f"{programs}{os.pathsep}{environment['PATH']}", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     test = "import stackattn, sys; print(stackattn.__file__); s = stackattn.backends()['cpp']; "
@@ -141,11 +141,11 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--dist", type=Path, help="folder with built files (default: build them)")
+    parser.add_argument("--dist", type=Path, help="folder with built wheels and source distributions (default: build)")
     parser.add_argument(
         "--system-site-packages",
         action="store_true",
-        help="borrow the packages of this Python instead of installing them: quicker, but hides missing requirements",
+        help="use the packages of this Python instead of installing them: faster, but hides missing requirements",
     )
     args = parser.parse_args()
     started = time.monotonic()
@@ -161,7 +161,7 @@ def main() -> None:
         programs = install(wheel, folder / "environment", args.system_site_packages)
         print(f"{time.monotonic() - started:6.1f} s  until the wheel was installed", flush=True)
         check_commands(programs, folder / "empty", kernel=not wheel.name.endswith("-none-any.whl"))
-    print(f"{time.monotonic() - started:6.1f} s  in all")
+    print(f"{time.monotonic() - started:6.1f} s  in total")
 
 
 def matching_wheel(dist: Path) -> Path:
@@ -170,7 +170,7 @@ def matching_wheel(dist: Path) -> Path:
     wheels = sorted(dist.glob("*.whl"), key=lambda path: (tag not in path.name, path.name))
     usable = [path for path in wheels if tag in path.name or "-none-any" in path.name]
     if not usable:
-        sys.exit(f"{dist}: expected a wheel for {tag[:-1]} or a pure one, found {[path.name for path in wheels]}")
+        sys.exit(f"{dist}: expected a wheel for {tag[:-1]} or a pure wheel, found {[path.name for path in wheels]}")
     return usable[0]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 folder = Path(sysconfig.get_path("platlib")) / "stackattn/ops/cpp"
 files = [path for path in folder.glob("_kernel*") if path.suffix in (".so", ".pyd")]
 if len(files) != 1:
-    sys.exit(f"{folder}: expected one file _kernel*.so, found {[path.name for path in files] or 'none'}")
+    sys.exit(f"{folder}: expected one file _kernel*.so or *.pyd, found {[path.name for path in files] or 'none'}")
 spec = importlib.util.spec_from_file_location("_kernel", files[0])
 assert spec is not None
 assert spec.loader is not None
