@@ -33,7 +33,10 @@ def _simulated_gpu(request, monkeypatch):
 
 
 def _launch_on_cpu(monkeypatch, computes):
-    """Launch kernels on the CPU; without `computes`, launch none, because the interpreter is slow."""
+    """Launch kernels on the CPU.
+
+    Without `computes`, none is launched, because the interpreter is slow; the results are then wrong.
+    """
     from stackattn.ops.triton_backend import band, charts
 
     original = charts.launch

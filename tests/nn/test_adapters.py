@@ -53,7 +53,7 @@ def test_encoder_equals_its_layers_written_out(stack, grad):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_on_a_gpu(stack):
-    """With padding anywhere, nothing is read, and results and gradients are those of the CPU."""
+    """With padding anywhere, nothing is read from the GPU, and results and gradients are those of the CPU."""
     padding = torch.zeros(B, T, dtype=torch.bool)
     padding[0, 2], padding[1, 4:] = True, True
     models, data = [encoder(stack).double() for _ in range(2)], (torch.randn(B, T, D).double(), CAUSAL, padding)
@@ -94,7 +94,7 @@ def test_the_last_output_depends_on_the_first_input(stack):
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "fast path"])
 def test_padding(stack, index, grad):
-    """Also without gradients, for which PyTorch's encoder would use nested tensors."""
+    """Also without gradients, when PyTorch's encoder would use nested tensors."""
     model, x = encoder(stack, index=index), torch.randn(B, T, D)
     lengths = torch.tensor([6, 2, 4])
     padding = torch.arange(T) >= lengths[:, None]
@@ -129,7 +129,7 @@ def test_time_first_and_single_sequences(norm_first):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_training(stack):
-    """The last output must give the first input. Inputs in between are equal, and only the stack sees earlier steps."""
+    """The last output must predict the first input. All others are equal, and only the stack sees earlier steps."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 1)

@@ -1,4 +1,4 @@
-"""Capture in CUDA graphs: what it refuses, and that nothing waits during it. tests/gpu has the rest."""
+"""Capturing CUDA graphs: which arguments are refused, and that nothing waits. The other tests are in tests/gpu."""
 
 import pytest
 import torch

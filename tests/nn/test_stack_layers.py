@@ -270,7 +270,7 @@ def test_window_is_that_of_the_operator():
     assert not torch.allclose(exact(x), expected)
 
 
-def test_a_state_of_another_limit():
+def test_a_state_with_another_limit():
     x = inputs()
     for make, name in ((superposition, "depth"), (nondeterministic, "window")):
         for ours, other in ((3, None), (None, 3), (3, 4)):

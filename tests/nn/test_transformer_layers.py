@@ -122,7 +122,7 @@ def test_attention_to_an_empty_memory_is_zero(dropout):
 
 
 @pytest.mark.parametrize("heads", [5, 7])
-def test_heads_divide_the_model(heads):
+def test_heads_divide_d_model(heads):
     with pytest.raises(ValueError, match=f"d_model: expected a multiple of heads = {heads}, got 12"):
         SelfAttention(D, heads)
 
@@ -150,7 +150,7 @@ def encoder_layer(ours, rate):
 def test_layer_equals_pytorch_with_dropout(rate):
     """Also in training mode: the same seed gives the same result, so dropout is in the same places in the same order.
 
-    With one sequence only, since the memory layout of PyTorch's batches differs, and random numbers follow the layout.
+    There is only one sequence, because the memory layout of PyTorch's batches differs, and random numbers follow it.
     """
     ours = TransformerLayer(SoftmaxSpec(), D, heads=HEADS, hidden_size=20, dropout=rate).double()
     theirs, x = encoder_layer(ours, rate), inputs()[:1]
@@ -311,7 +311,7 @@ def test_an_int_is_a_number_of_softmax_layers():
         pytest.param(10**5000, "expected 1 to 1000 layers, got more than 20 digits", id="5000 digits"),
     ],
 )
-def test_absurd_layers_are_refused(layers, message):
+def test_layers_beyond_the_limits_are_refused(layers, message):
     with pytest.raises(ValueError, match=f"^layers: {message}") as error:
         parse_layers(layers)
     assert len(str(error.value)) < 300

@@ -1,4 +1,4 @@
-"""Fixtures of the operators' tests."""
+"""Fixtures for the tests of the operators."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture
 def threads():
-    """Sets the number of threads for one test."""
+    """A function that sets the number of threads for one test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -56,10 +56,10 @@ def random_transitions(
     dtype: torch.dtype = torch.float64,
     tied: bool = False,
 ) -> Transitions:
-    """log_push, log_replace, log_pop: scale * randn, a share of the entries -inf. The same numbers for every dtype.
+    """log_push, log_replace, log_pop: scale * randn, with a share of -inf. The numbers are the same for every dtype.
 
-    With a large scale one run has all the weight, and gradients vanish; `tied` draws -scale, 0 or scale, plus randn, so
-    that many runs are near the best.
+    With a large scale, one run has all the weight, and gradients vanish; `tied` draws -scale, 0 or scale, plus randn,
+    so that many runs have nearly the weight of the best one.
     """
 
     def draw(*shape: int) -> Tensor:
@@ -75,7 +75,7 @@ def random_transitions(
 def decoy(
     T: int = 8, deeper: float = 0.0, Q: int = 1, dtype: torch.dtype = torch.float64
 ) -> tuple[Transitions, Tensor]:
-    """A run of weight 1 that ends at the last step and hides two runs of weights e^-700 and e^-712; and the result.
+    """Transitions and their weights: a run of weight 1 ends at the last step and hides two runs of e^-700 and e^-712.
 
     The hidden runs differ at step 0: the heavier one pushes, the lighter one replaces the bottom symbol. `deeper` is
     subtracted from both of their log weights. T >= 2.
@@ -105,10 +105,10 @@ def _shapes(B: int, T: int, Q: int, S: int) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=4)
 def all_runs(T: int, Q: int, S: int, window: int | None = None) -> list[dict[Configuration, np.ndarray]]:
-    """For t = 0..T, every run of t steps: rows (number of runs, t) of indices into `all_steps`, by where they end.
+    """For t = 0..T, all runs of t steps by final configuration: arrays (number of runs, t) of indices into `all_steps`.
 
-    A run that pops the bottom ends; with a window, also one that pops an element more than `window` steps after the
-    step before its push.
+    A run that pops the bottom ends. With a window, so does a run that takes more than `window` steps from the push of
+    an element to its pop, both included.
     """
     moves = defaultdict(list)
     for index, (before, step) in enumerate(all_steps(Q, S)):
@@ -182,8 +182,8 @@ def enumerate_runs(
 def enumerate_superposition_weights(actions: Tensor) -> Tensor:
     """Weights (B, T, T) as sums over all 3^T runs; popping an empty stack leaves it empty. T <= 8.
 
-    In the paper's recurrence a push is worth push_t whatever came before it. So that the sum agrees for actions that do
-    not sum to 1, as derivatives need, the steps before the push of the element on top count as probabilities.
+    In the paper's recurrence, a push has weight push_t whatever precedes it. Derivatives need actions that do not sum
+    to 1; so that the sums agree for these too, the actions before the push of the top element are normalised.
     """
     B, T, _ = actions.shape
     probabilities = actions / actions.sum(2, keepdim=True)
@@ -218,7 +218,7 @@ def random_steps(T: int, Q: int, S: int, generator: torch.Generator, push_share:
 
 
 def hard_transitions(steps: list[Step], Q: int, S: int, dtype: torch.dtype = torch.float64) -> Transitions:
-    """Log weights, B = 1, that allow one run only: these steps."""
+    """Log weights for B = 1 that allow only one run: these steps."""
     push, replace, pop = (torch.full(shape, -torch.inf, dtype=dtype) for shape in _shapes(1, len(steps), Q, S))
     q, symbols = 0, [0]
     for t, (kind, r, y) in enumerate(steps):
@@ -251,7 +251,7 @@ def list_stack_weights(steps: list[Step], Q: int, S: int) -> Tensor:
 
 
 def list_superposition_weights(kinds: list[str]) -> Tensor:
-    """Weights (1, T, T) of certain actions "push", "noop", "pop"."""
+    """Weights (1, T, T) of hard actions "push", "noop", "pop"."""
     weights = torch.zeros(1, len(kinds), len(kinds), dtype=torch.float64)
     for t, top in enumerate(_list_tops(kinds)):
         if top is not None:
@@ -260,7 +260,7 @@ def list_superposition_weights(kinds: list[str]) -> Tensor:
 
 
 def _list_tops(kinds: Iterable[str]) -> list[int | None]:
-    """Which step's value is on top after each step; None for an empty stack."""
+    """The step whose value is on top after each step; None for an empty stack."""
     stack, tops = [], []
     for t, kind in enumerate(kinds):
         if kind == "push":
@@ -275,7 +275,7 @@ def _list_tops(kinds: Iterable[str]) -> list[int | None]:
 
 
 def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
-    """Weights (B, T, T+1, Q, S) by the chart in log space, for any scale of logits, with -inf, T up to a few hundred.
+    """Weights (B, T, T+1, Q, S) by the chart in log space, for logits of any scale or -inf, and T up to a few hundred.
 
     Differentiable once; every row is recomputed in the backward pass, so memory grows as T^2.
     """
@@ -287,7 +287,7 @@ def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) ->
     top = top.masked_fill(top == -torch.inf, 0.0)
     push, replace, pop = log_push - top[..., None], log_replace - top[..., None], log_pop - top
 
-    # D[j], P[j]: (B, S, n+1, Q, Q), [symbol, t, to state, from state]; -inf up to t = j. Sums run along memory.
+    # D[j], P[j]: (B, S, n+1, Q, Q), [symbol, t, to state, from state]; -inf up to t = j. Sums run over the last axes.
     D, P = {n: push.new_full((B, S, n + 1, Q, Q), -torch.inf)}, {}
     for j in range(n - 1, -1, -1):
         later = [D[k] for k in range(j + 1, n + 1)]
@@ -303,7 +303,7 @@ def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) ->
 
     log_weights = torch.stack([_pad(column, n + 1) for column in F[1:]], 1).permute(0, 1, 3, 4, 2)
     total = _safe_logsumexp(log_weights.flatten(2), 2)[:, :, None, None, None]
-    nothing = log_pop[:, :0].sum()  # a gradient of zero, not None, where T is 1
+    nothing = log_pop[:, :0].sum()  # gives log_pop a gradient of zero, not None, if T is 1
     return (log_weights - torch.where(total == -torch.inf, 0.0, total)).exp() + nothing
 
 
@@ -366,7 +366,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def _fast_exp_(x: Tensor) -> Tensor:
-    """exp in place, with e^-700 (1e-304) and less as 0: where it underflows, exp is 30 times slower."""
+    """exp in place, with e^-700 (1e-304) and less set to 0, because exp is 30 times slower where it underflows."""
     return torch.threshold_(x.clamp_(min=-700.0).exp_(), 1e-303, 0.0)
 
 

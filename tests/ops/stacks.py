@@ -1,4 +1,4 @@
-"""A common interface of both stacks, for tests that apply to both."""
+"""A common interface to the superposition and the nondeterministic stack, for tests that apply to both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +52,10 @@ class Nondeterministic:
 
 
 def _hide(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> list[Tensor]:
-    """The last sequence leaves the range of plain doubles at step 2: everything is far below the transitions of a state
-    that no run is in, because step 1 leads all runs elsewhere."""
+    """Make the last sequence leave the range of float64 at step 2.
+
+    The largest weights there are those of state 1 and symbol 1, but step 1 leads all runs to state 0 and symbol 0.
+    """
     for x in (log_push, log_replace):
         x[-1:, 1:2].flatten(4)[..., 1:] = -torch.inf
     log_pop[-1:, 1:2] = -torch.inf
@@ -72,7 +74,7 @@ def operator(stack: Stack, backend: str, lengths: Tensor | None = None) -> Calla
 
 
 def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float, floor: float = 0.0) -> None:
-    """Largest error relative to the largest entry, tensor by tensor; nan is never close."""
+    """Compare the largest error relative to the largest entry, tensor by tensor; nan is never close."""
     errors = [relative_error(a, b, floor) for a, b in zip(found, expected, strict=True)]
     assert all(error <= tolerance for error in errors), f"relative errors {errors}"
 
@@ -82,12 +84,12 @@ def pieces(inputs, sizes):
 
 
 def widened(rows, columns):
-    """Zeros for the elements that are pushed later."""
+    """Append zeros for the elements that are pushed later."""
     return torch.cat([rows, rows.new_zeros(*rows.shape[:2], columns - rows.shape[2], *rows.shape[3:])], 2)
 
 
 def in_chunks(stack, backend, sizes, lengths=None):
-    """The operator by way of a state; `lengths` of each chunk."""
+    """The operator, computed with a state in chunks of the given sizes; `lengths` has one tensor per chunk."""
 
     def weights(*inputs):
         state, rows = stack.state(len(inputs[0]), backend), []

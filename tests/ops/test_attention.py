@@ -1,4 +1,4 @@
-"""Causal softmax attention with dropout: the kernel against the formula, its masks, PyTorch's transforms."""
+"""Causal softmax attention with dropout: the kernel against the formula, its masks, and PyTorch's transforms."""
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def with_gradient(function, x, seed=1):
 @sizes
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("with_lengths", [False, True])
-def test_kernel_is_the_reference(B, T, heads, size, dropout, with_lengths):
-    """Values and gradients, with the same dropout mask, at sizes that fill vectors and blocks and that do not."""
+def test_the_kernel_equals_the_reference(B, T, heads, size, dropout, with_lengths):
+    """Values and gradients, with the same dropout mask, at sizes that do and do not fill vectors and blocks."""
     x = inputs(B, T, heads, size)
     lengths = torch.tensor([T // 2, T, 0][:B]) if with_lengths else None
 
@@ -59,7 +59,7 @@ def test_gradcheck_of_the_reference(dropout):
     assert torch.autograd.gradgradcheck(run, (x,))
 
 
-def test_without_dropout_it_is_pytorchs():
+def test_without_dropout_it_equals_pytorchs_attention():
     x, lengths = inputs(3, 20, 2, 8), torch.tensor([20, 5, 0])
     for backend in ("cpp", "reference"):
         found, expected = (
@@ -158,7 +158,7 @@ def test_arguments_that_are_not_contiguous():
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_second_derivatives(contiguous):
-    """They come from the reference, with the same mask."""
+    """Second derivatives come from the reference, with the same mask."""
 
     def penalty(backend, x):
         x = x.requires_grad_()
@@ -176,9 +176,9 @@ def layer(dropout=0.0):
     return SelfAttention(12, 3, dropout)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's attention
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from PyTorch's attention
 def test_functional_transforms():
-    """torch.func uses PyTorch's attention; without dropout that is the same function."""
+    """torch.func uses PyTorch's attention, which is the same function without dropout."""
     attend, x = layer(), torch.randn(4, 6, 12)
 
     def loss(parameters, x):

@@ -1,4 +1,4 @@
-"""torch.library's own checks, torch.compile without graph breaks, torch.func."""
+"""torch.library's own checks, torch.compile without graph breaks, and torch.func."""
 
 import shutil
 from functools import partial
@@ -32,7 +32,7 @@ def test_opcheck(stack, lengths, backend):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.slow
 def test_compile(stack, dynamic, backend):
-    """Readings, gradients and lengths in one graph; with dynamic shapes, one graph for all of them."""
+    """Readings and gradients in one graph, with and without lengths; with dynamic shapes, one graph for all shapes."""
 
     def readings(lengths, values, *inputs):
         weights = stack.operator(*inputs, lengths, backend=backend)
@@ -52,8 +52,8 @@ def test_compile(stack, dynamic, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="it compiles C++")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the compiler itself
 @pytest.mark.parametrize("stack", [STACKS[0], STACKS[-1]])
 def test_compile_with_the_default_compiler(stack):
     torch._dynamo.reset()
@@ -67,7 +67,7 @@ def test_compile_with_the_default_compiler(stack):
 @all_stacks
 @pytest.mark.parametrize("nested", [False, True])
 def test_vmap(stack, nested, backend):
-    """Over an extra axis at any position, of all arguments or some, with and without lengths."""
+    """vmap over an extra axis at any position, of all arguments or some, with and without lengths."""
     run = stack.operator
     inputs = [x.unflatten(0, (2, 3)) for x in stack.inputs(6, 5)]
     lengths = torch.tensor([[5, 0, 3], [1, 2, 4]])
@@ -80,7 +80,7 @@ def test_vmap(stack, nested, backend):
     def call(*arguments):
         return run(*arguments, backend=backend)
 
-    if nested:  # an axis of the batch alone, each sequence with a batch axis of its own
+    if nested:  # also over the batch axis: each sequence is a batch of its own
         inner = torch.func.vmap(lambda *x: call(*(y[None] for y in x[:-1]), x[-1][None])[0])
         assert_close([torch.func.vmap(inner)(*inputs, lengths)], [flat(lengths.flatten())], 1e-12)
         return
@@ -117,7 +117,7 @@ def test_vmap_over_some_arguments(stack, backend):
 
 @both
 @all_stacks
-def test_vmap_over_nothing_in_the_batch(stack, backend):
+def test_vmap_with_an_empty_batch(stack, backend):
     inputs = [x[None].expand(2, *x.shape) for x in stack.inputs(0, 3)]
     assert torch.func.vmap(operator(stack, backend))(*inputs).shape[:3] == (2, 0, 3)
 
@@ -136,7 +136,7 @@ def test_vmap_over_upstream_gradients(stack, backend):
 @both
 @all_stacks
 def test_functional_gradients(stack, backend):
-    """torch.func.grad alone and under vmap, and the Jacobian matrix that is vmap over the backward pass."""
+    """torch.func.grad alone and under vmap, and torch.func.jacrev, which applies vmap to the backward pass."""
     inputs, numbers = stack.inputs(2, 3), tuple(range(len(stack.names)))
     lengths = torch.tensor([3, 2])
     run = operator(stack, backend, lengths)
@@ -161,7 +161,7 @@ def test_second_functional_gradients_raise(stack, backend):
 
 @pytest.mark.parametrize("stack", [x for x in STACKS if not isinstance(x, Superposition)])
 def test_backward_without_the_memory_of_the_forward_pass(stack):
-    """Under vmap the charts are not kept and are computed again."""
+    """Under vmap, the charts are not kept but computed again."""
     inputs = stack.inputs(2, 5)
     weights, memory = torch.ops.stackattn.nondeterministic_weights(*inputs, None, "torch")
     backward = torch.ops.stackattn.nondeterministic_weights_backward

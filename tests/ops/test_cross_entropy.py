@@ -1,4 +1,4 @@
-"""Cross-entropy of the kernel against PyTorch's, its fallbacks, and its errors."""
+"""The kernel's cross-entropy against PyTorch's, its fallbacks, and its errors."""
 
 import pytest
 import torch
@@ -39,8 +39,8 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(("N", "C"), SIZES)
 @dtypes
 @smoothings
-def test_the_kernel_is_pytorchs_function(N, C, dtype, smoothing):
-    """At sizes that fill vectors and that do not; the expected numbers are computed in float64."""
+def test_the_kernel_equals_pytorchs_function(N, C, dtype, smoothing):
+    """At sizes that do and do not fill vectors; the expected numbers are computed in float64."""
     logits, targets = inputs(N, C, dtype)
     found = with_gradient(cross_entropy, logits, targets, label_smoothing=smoothing)
     assert_same(found, with_gradient(pytorch, logits.double(), targets, label_smoothing=smoothing))
@@ -63,7 +63,7 @@ def test_gradcheck_of_the_kernel(smoothing):
 @smoothings
 @pytest.mark.parametrize("ignored", [-100, 3])
 def test_ignored_targets_in_the_kernel(dtype, smoothing, ignored):
-    """Also a class can be ignored. Logits of ignored rows are not read."""
+    """A class can be ignored too. Logits of ignored rows are not read."""
     logits, targets = inputs(6, 9, dtype)
     targets[1::2] = ignored
     options = {"ignore_index": ignored, "label_smoothing": smoothing}
@@ -159,7 +159,7 @@ def test_compile():
     assert_same(with_gradient(compiled, *inputs()), with_gradient(cross_entropy, *inputs()))
 
 
-def test_the_kernel_is_used_only_where_it_can(monkeypatch):
+def test_the_kernel_is_used_only_where_it_can_be(monkeypatch):
     calls = []
     original = module.network.cross_entropy
     monkeypatch.setattr(module.network, "cross_entropy", lambda *args: calls.append(args) or original(*args))
@@ -180,7 +180,7 @@ def test_targets_out_of_range_in_the_kernel(bad):
 
 
 def test_targets_that_change_before_the_backward_pass_of_the_kernel():
-    """NumPy hides the change from autograd; the kernel must not write outside of the gradient."""
+    """NumPy hides the change from autograd; the kernel must not write outside the gradient."""
     logits, targets = inputs()
     losses = cross_entropy(logits.requires_grad_(), targets)
     targets.numpy()[1] = 10**9
@@ -220,7 +220,7 @@ def test_the_kernel_checks_its_arrays(changes, error, message):
 
 
 def test_every_nan_stays_nan():
-    """With all payload bits set, too, as in memory that was filled with ones."""
+    """Also with all payload bits set, as in memory in which every bit is one."""
     logits, targets = inputs(C=40)
     logits[1, 3] = logits[2, 39] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
     losses, gradient = with_gradient(cross_entropy, logits, targets)

@@ -115,7 +115,7 @@ def test_states_do_not_wait(monkeypatch, stack, padded):
 
 
 def kernels_per_step(function):
-    """The kernels of 10 more steps, divided by 10."""
+    """The number of kernels that 10 more steps launch, divided by 10."""
     counts = []
     for n in (10, 20):
         with KernelCount() as count:
@@ -125,7 +125,7 @@ def kernels_per_step(function):
 
 
 def test_kernels_per_step():
-    """On a GPU they determine the time of short sequences."""
+    """On a GPU, the number of kernels determines the time that short sequences take."""
     inputs = {n: STACK.inputs(B, n) for n in (10, 20)}
     actions = {n: Superposition().inputs(B, n)[0] for n in (10, 20)}
     charts = {n: operators.nondeterministic(*inputs[n], None) for n in (10, 20)}
@@ -143,7 +143,7 @@ def test_kernels_per_step():
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Tensors on the CPU are treated like those on a GPU: values are not read."""
+    """Treat tensors on the CPU like those on a GPU: do not read their values."""
     for module in (checks, operators, columns, window):
         monkeypatch.setattr(module, "reads_values", lambda device: False)
 
@@ -216,7 +216,7 @@ def test_a_state_beyond_the_range_is_nan_and_can_be_repeated_exactly(request):
     _, state = state.extend(*(x[:, :2] for x in inputs))
     row, _ = state.extend(*(x[:, 2:3] for x in inputs))
     assert row.isnan().all()
-    for module in (checks, operators, columns, window):  # inside `immediate_checks`
+    for module in (checks, operators, columns, window):  # as inside `immediate_checks`
         request.getfixturevalue("monkeypatch").setattr(module, "reads_values", lambda device: True)
     row, state = state.extend(*(x[:, 2:3] for x in inputs))
     torch.testing.assert_close(row, expected[:, 2:3, :4], rtol=1e-12, atol=0)

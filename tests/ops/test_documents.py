@@ -1,4 +1,4 @@
-"""Packed documents: each is computed as if it were alone, with its gradients."""
+"""Packed documents: the results and gradients of each are those of the document alone."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def inputs(B=3, T=11, m=2):
 
 
 def documents(starts, lengths, T):
-    """The rows and ranges of all documents."""
+    """The row and the steps of each document."""
     for b, n in enumerate([T] * len(starts) if lengths is None else lengths.tolist()):
         begins = [t for t in range(n) if t == 0 or starts[b, t]]
         yield from ((b, slice(first, last)) for first, last in pairwise([*begins, n]))
@@ -46,7 +46,7 @@ def one_by_one(function, starts, lengths, size=2):
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
-def test_documents_equal_the_documents_one_by_one(lengths):
+def test_packed_documents_equal_the_documents_one_by_one(lengths):
     packed = lambda *x: by_documents(superposition_readings, STARTS, *x, lengths=lengths)  # noqa: E731
     expected = with_gradients(one_by_one(superposition_readings, STARTS, lengths), inputs())
     assert_close(with_gradients(packed, inputs()), expected, 1e-12)
@@ -73,7 +73,7 @@ def test_one_document_in_each_row_is_one_call():
     by_documents(count, starts, *inputs())
     assert calls == [None]
     by_documents(count, STARTS, *inputs())
-    assert len(calls) == 1 + 4  # documents of 1, 3, 7, and of 10 and 11 steps
+    assert len(calls) == 1 + 4  # documents of 1 step, of 3, of 7, and of 10 or 11 steps
 
 
 def test_batches_have_at_most_twice_the_steps_of_their_documents():
@@ -122,7 +122,7 @@ def test_wrong_starts(error, starts, message):
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "lengths"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_starts_in_states_equal_the_documents_one_by_one(window, lengths, backend):
-    """Without a window: of a superposition stack with depth 4."""
+    """`window` is None for a superposition stack with depth 4."""
     if window is None:
         tensors = inputs()
         state = SuperpositionReadingState.empty(3, 2, depth=4, dtype=torch.float64, backend=backend)
@@ -136,7 +136,7 @@ def test_starts_in_states_equal_the_documents_one_by_one(window, lengths, backen
             return nondeterministic_readings(*x[:3], torch.cat([bottom[None], x[3]], 1), window=window).flatten(2)
 
     def packed(*tensors):
-        _, after = state.extend(*(x[:, :4] for x in tensors))  # belongs to other documents
+        _, after = state.extend(*(x[:, :4] for x in tensors))  # these steps belong to other documents
         after = after.restart(torch.tensor([False, True, True]))
         return after.extend(*tensors, lengths, starts=STARTS)[0].flatten(2)
 
@@ -147,7 +147,7 @@ def test_starts_in_states_equal_the_documents_one_by_one(window, lengths, backen
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 @pytest.mark.parametrize("hidden", [False, True], ids=["plain", "computed from the history"])
 def test_restarted_states_that_return_weights(backend, hidden):
-    """Weights of a restarted stack refer to new elements, and to the bottom."""
+    """Weights of a restarted stack refer only to new elements and to the bottom."""
     transitions = Nondeterministic(2, 3, hidden=hidden).inputs(2, 6)
     first, second = [x[:, :4] for x in transitions], [x[:, 4:] for x in transitions]
     empty = NondeterministicState.empty(2, 2, 3, backend=backend)

@@ -1,4 +1,4 @@
-"""Dropout in the kernel: agreement with PyTorch operations on the same masks, and statistics of the generator."""
+"""Dropout in the kernel: agreement with PyTorch operations for the same masks, and statistics of the generator."""
 
 import pytest
 import torch
@@ -34,8 +34,8 @@ def arguments(*shape):
 
 @kinds
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (610, 32), (4096,), (4097,), (0, 3), (3, 50_001)])
-def test_the_kernel_is_the_formula(kind, shape):
-    """At sizes that fill whole vector registers and rows of the mask or not, and with gradients."""
+def test_the_kernel_equals_the_formula(kind, shape):
+    """Values and gradients, at sizes that do and do not fill whole vector registers and rows of the mask."""
     x, residual = arguments(*shape)
     y = run(kind, x, residual)
     torch.manual_seed(1)
@@ -170,8 +170,10 @@ def test_rate(p):
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_independence(p):
-    """Two numbers are both dropped with probability p squared: at lags within a row and between rows, and in calls with
-    neighbouring or random seeds."""
+    """Two numbers are both dropped with probability p squared.
+
+    This holds at lags within a row and between rows, and for calls with neighbouring or random seeds.
+    """
     dropped = ~keep_mask(99, 2000, 500, p)
     for lag in (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128, 256):
         assert_probability(dropped[:, lag:] & dropped[:, :-lag], p * p)

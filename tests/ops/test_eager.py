@@ -1,4 +1,4 @@
-"""Gradients that are differentiated themselves, of operators that call the kernel without PyTorch's dispatcher."""
+"""Gradients that are themselves differentiated, of operators that call the kernel without PyTorch's dispatcher."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_no_gradient_is_counted_twice(function):
 @functions
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_tangents_of_gradients(function):
-    """The gradient is linear in that of the result, so its tangent is the gradient for the tangent."""
+    """A gradient is linear in the upstream gradient, so its tangent is the gradient for the upstream tangent."""
     x = torch.linspace(-1, 1, 48).view(2, 4, 6).requires_grad_()
     y = function(x)
     grad, tangent = torch.randn_like(y), torch.randn_like(y)

@@ -1,4 +1,4 @@
-"""Invalid arguments: the message names the argument, what was expected and what was found."""
+"""Invalid arguments: the message names the argument and says what was expected and what was found."""
 
 import re
 
@@ -139,7 +139,7 @@ WAYS = [(by_operator, backend) for backend in BACKENDS] + [(by_state, backend) f
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_bad_numbers(stack, number, way, backend):
-    """nan and inf inside the lengths, in any argument, are reported."""
+    """nan and inf within the lengths are reported in every argument."""
     lengths = torch.tensor([5, 3, 0])
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for n, name in enumerate(stack.names):
@@ -154,7 +154,7 @@ def test_bad_numbers(stack, number, way, backend):
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_the_same_words_everywhere(stack):
+def test_the_same_message_everywhere(stack):
     """Of several invalid numbers, the first one is reported."""
     inputs = stack.inputs(3, 6)
     for x in inputs:

@@ -93,7 +93,7 @@ def test_lengths_overwritten_through_numpy_before_the_backward_pass(stack, backe
 
 
 def _calls_with_lengths():
-    """Every other operator that takes lengths, as a function of its inputs and lengths, and its inputs."""
+    """Every other operator that takes lengths: a function of inputs and lengths, and the inputs."""
     steps, values = (
         random_transitions(2, 4, 2, 2, generator=seeded()),
         torch.randn(2, 5, 3, generator=seeded()).double(),
@@ -160,7 +160,7 @@ def test_backward_operators_check_lengths(backend):
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_gradient_checkpointing(stack, backend, stepwise):
-    """`use_reentrant=False` is the default of the Hugging Face Trainer; saved tensors can be read only once there."""
+    """`use_reentrant=False` is the default of the Hugging Face Trainer; saved tensors can then be read only once."""
     lengths = torch.tensor([4, 3])
 
     def readings(*inputs):
@@ -176,7 +176,7 @@ def test_gradient_checkpointing(stack, backend, stepwise):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_a_gradient_of_a_state_that_is_a_slice():
+def test_the_gradient_of_a_state_may_be_a_slice():
     a = actions(1, 6).requires_grad_()
 
     def shifted(grad):
@@ -197,7 +197,7 @@ def test_a_gradient_of_a_state_that_is_a_slice():
 @pytest.mark.parametrize("mask", [-1e12, -1e20, -1e30, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_mask_is_as_good_as_minus_infinity(backend, mask, dtype):
-    """Also where every run has to take a masked transition: then no run survives."""
+    """Also if every run has to take a masked transition: then no run is left."""
     forbidden = random_transitions(3, 9, 2, 2, forbidden_share=0.5, generator=seeded(), dtype=dtype)
     forbidden[0][0, 4], forbidden[1][0, 4], forbidden[2][0, 4] = (-torch.inf,) * 3
     forbidden[2][0, 4, 1, 1, 0] = 0.0  # the only transition of step 4, from a symbol and a state that no run reaches
@@ -214,7 +214,7 @@ def test_a_mask_is_as_good_as_minus_infinity(backend, mask, dtype):
         assert (a - b).abs().max() < 1e-6
 
 
-def test_operators_called_without_the_wrapper_check_too():
+def test_operators_called_without_the_wrapper_check_their_arguments():
     a = actions(2, 4)
     op = torch.ops.stackattn.superposition_weights
     expected = superposition_weights(a, torch.tensor([3, 2]))

@@ -43,7 +43,7 @@ def variants():
 
 
 @pytest.mark.slow
-def test_portable_is_always_there_and_the_best_is_taken():
+def test_portable_is_always_available_and_the_best_is_used():
     names = variants()
     assert names[-1] == "portable"
     assert load("").stdout == f"kernel_{names[0]}\n"
@@ -54,7 +54,7 @@ def test_portable_is_always_there_and_the_best_is_taken():
 def test_every_variant(variant):
     """Repeat the fast tests of the kernel with the variants that the other tests do not use."""
     if variant not in variants():
-        pytest.skip("not on this processor")
+        pytest.skip("not supported by this processor")
     if dispatch.kernel.name() == f"kernel_{variant}":
         pytest.skip("all other tests use it")
     assert load(variant).stdout == f"kernel_{variant}\n"
@@ -101,14 +101,14 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="sets a limit on memory in the way of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux to limit memory")
 def test_too_little_memory_is_an_error():
-    """The process does not end, and the kernel works afterwards."""
+    """The process does not end, and the kernel still works afterwards."""
     program = """
 import resource, torch, stackattn
 actions = torch.full((2, 6000, 3), 1 / 3)
 before = stackattn.superposition_weights(actions[:, :8])
-weights = torch.empty(2, 6000, 6000)  # these fit, but not the chart beside them
+weights = torch.empty(2, 6000, 6000)  # this fits into memory, but not together with the chart
 del weights
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 420 * 2**20,) * 2)
@@ -121,9 +121,9 @@ except MemoryError:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux to limit memory")
 def test_too_little_memory_for_a_window_is_an_error():
-    """Of the kernel or of PyTorch, whichever asks for the memory; and afterwards the kernel works as before."""
+    """The kernel or PyTorch raises it, whichever allocates the memory; afterwards, the kernel works as before."""
     program = """
 import resource, torch
 from stackattn import nondeterministic_readings

@@ -50,15 +50,15 @@ def test_lengths_of_any_integer_dtype_and_strides(stack, dtype, backend):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("stack", STACKS)
-def test_full_lengths_are_no_lengths(stack, backend):
+def test_full_lengths_equal_no_lengths(stack, backend):
     inputs, full = stack.inputs(2, T), torch.tensor([T, T])
     found, expected = (with_gradients(operator(stack, backend, n), inputs) for n in (full, None))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("backend", FAST)
-def test_out_of_range_beyond_the_length_costs_nothing(backend):
-    """Which arithmetic a sequence needs is decided by its own steps: the same bits with and without the padding."""
+def test_logits_out_of_range_in_the_padding_change_nothing(backend):
+    """Only the steps of a sequence decide which arithmetic it needs, so the bits do not depend on the padding."""
     stack = STACKS[-1]
     inputs, lengths = stack.inputs(1, T), torch.tensor([4])
     hard = [torch.cat([x[:, :4], 1000 * x[:, 4:]], 1) for x in inputs]

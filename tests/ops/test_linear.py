@@ -1,4 +1,4 @@
-"""Linear maps by oneDNN agree with PyTorch's function, and are used only for large float32 products."""
+"""Linear maps: oneDNN agrees with PyTorch's function, and is used only for large float32 products."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ CALLED = (300, 64, 300)  # large enough for oneDNN
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The arguments of all products by oneDNN, which is used on any processor if PyTorch was built with it."""
+    """The arguments of all products by oneDNN, which the test uses on any processor if PyTorch was built with it."""
     if kernel is None or not torch.backends.mkldnn.is_available():
         pytest.skip("oneDNN or the kernel is not available")
     found = []
@@ -48,8 +48,8 @@ def assert_same(found, expected, tolerance=2e-5):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("biased", [True, False])
-def test_onednn_is_pytorchs_function(calls, monkeypatch, size, biased):
-    """At sizes that fill whole vector registers or not, and with sums that are split; compared with float64."""
+def test_onednn_equals_pytorchs_function(calls, monkeypatch, size, biased):
+    """At sizes that do and do not fill whole vector registers, and with sums that are split; compared with float64."""
     monkeypatch.setattr(module, "SMALLEST", 0)
     tensors = inputs(*size)[: 3 if biased else 2]
     assert_same(with_gradients(linear, *tensors), with_gradients(functional.linear, *(x.double() for x in tensors)))
@@ -85,7 +85,7 @@ def layouts(rows, columns):
 
 
 def test_any_layout(calls):
-    """Of x, the weight, the bias and the gradient."""
+    """x, the weight, the bias and the gradient may have any strides."""
     kinds = layouts(100, 64), layouts(700, 64), layouts(100, 700)
     bias = torch.linspace(-1, 1, 1400)[::2]
     count = len(kinds[0])
@@ -113,7 +113,7 @@ def test_any_shape(calls):
     [CALLED, (20_000, 64, 64), (64, 512, 9000), (320, 64, 24_000), (4096, 128, 16), (4095, 33, 33), (1000, 100, 999)],
 )
 def test_any_number_of_threads(threads, size):
-    """All but the gradient of the bias, which is a sum of PyTorch's."""
+    """The same bits in all results but the gradient of the bias, which is a sum that PyTorch computes."""
     results = []
     for count in (1, 2, 3, 8, 16):
         threads(count)
@@ -133,7 +133,7 @@ def test_second_derivatives_are_pytorchs(calls):
 
 
 def test_a_weight_that_is_computed_from_x(calls):
-    """And hooks: no gradient is counted twice."""
+    """No gradient is counted twice, also with hooks."""
 
     def gradient(function, create_graph):
         x = inputs()[0].requires_grad_()
@@ -200,7 +200,7 @@ def test_gradient_checkpointing(calls):
     assert_same(with_gradients(function, *inputs()), with_gradients(functional.linear, *inputs()))
 
 
-def test_onednn_is_used_only_where_it_can(calls):
+def test_onednn_is_used_only_where_it_can_be(calls):
     x, weight, bias = inputs()
     used = module._is_faster
     assert used(x, weight, bias)
@@ -263,7 +263,7 @@ def test_batches_of_any_size_have_few_shapes(calls):
     for rows in range(250, 1000):
         linear(torch.zeros(rows, 64, requires_grad=True), weight).sum().backward()
     shapes = {(a.shape, b.shape) for a, b, *_ in calls}
-    assert len(shapes) <= 3 * 14 + 2 * 4  # whole batches, and what remains of them in the backward pass
+    assert len(shapes) <= 3 * 14 + 2 * 4  # whole batches, and their last rows in the backward pass
     assert len({module._step(rows) * -(-rows // module._step(rows)) for rows in range(64, 2**20)}) < 120
 
 
@@ -283,7 +283,7 @@ def test_errors_are_pytorchs(calls, shapes):
     assert not calls
 
 
-def test_nan_and_infinity_stay(calls):
+def test_nan_and_infinity_are_kept(calls):
     x, weight, bias = inputs()
     x[3, 5], x[7, 2] = torch.nan, torch.inf
     found, expected = linear(x, weight, bias), functional.linear(x, weight, bias)
@@ -291,7 +291,7 @@ def test_nan_and_infinity_stay(calls):
     assert torch.equal(found.isnan(), expected.isnan())
 
 
-def test_the_layer_is_pytorchs(calls):
+def test_the_layer_equals_pytorchs(calls):
     layer = Linear(64, 300)
     x = inputs()[0]
     stock = torch.nn.Linear(64, 300)

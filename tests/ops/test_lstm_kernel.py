@@ -1,4 +1,4 @@
-"""LSTMs with a stack in one call: the kernel against a loop of PyTorch's operations."""
+"""LSTMs with a stack in one call: the kernel against a loop of PyTorch operations."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ both_stacks = pytest.mark.parametrize("sizes", SMALL, ids=("superposition", "non
 
 
 def arguments(B, T, h, m, Q=0, S=0, scale=0.5):
-    """Of the superposition stack, or of the nondeterministic stack if Q and S are given."""
+    """Arguments for the superposition stack, or for the nondeterministic stack if Q and S are given."""
     generator = torch.Generator().manual_seed(0)
     actions, readings = (Q * S * (2 * Q * S + Q), Q * S * m) if Q else (3, m)
     shapes = [(B, T, 4 * h), (4 * h, readings), (4 * h, h), (actions + m, h), (actions + m,), *([(m,)] if Q else [])]
@@ -55,7 +55,7 @@ def same_bits(*results):
 
 
 @pytest.mark.parametrize("sizes", SUPERPOSITION + NONDETERMINISTIC)
-def test_kernel_is_the_reference(sizes):
+def test_the_kernel_equals_the_reference(sizes):
     inputs = arguments(*sizes)
     found = with_gradients(kernel(sizes), inputs)
     expected = with_gradients(reference(sizes), [x.double() for x in inputs])
@@ -65,7 +65,7 @@ def test_kernel_is_the_reference(sizes):
         assert torch.equal(kernel(sizes)(*inputs), found[0])
 
 
-def test_kernel_at_large_numbers():
+def test_the_kernel_with_large_numbers():
     """The activation functions saturate instead of overflowing."""
     inputs = arguments(3, 12, 9, 4, scale=100.0)
     found = with_gradients(lstm.superposition_lstm, inputs)
@@ -74,7 +74,7 @@ def test_kernel_at_large_numbers():
 
 
 def test_wide_log_weights():
-    """Log weights from -100 to 100 are in range; the gradients then have a wide range, too."""
+    """Log weights from -100 to 100 are in range; the gradients then have a wide range too."""
     sizes = (2, 8, 6, 3, 2, 2)
     inputs = arguments(*sizes)
     inputs[3] *= 100
@@ -108,7 +108,7 @@ def test_any_number_of_threads(sizes, threads):
 
 @both_stacks
 def test_any_batch(sizes):
-    """A sequence has the same hidden states alone and in a batch that several parts share."""
+    """A sequence has the same hidden states alone and in a batch that is computed in several parts."""
     inputs = arguments(21, *sizes[1:])
     together = kernel(sizes)(*inputs)
     alone = [kernel(sizes)(inputs[0][i : i + 1], *inputs[1:]) for i in (0, 7, 20)]
@@ -167,8 +167,8 @@ def tokens_of(B, T):
 
 @stacks
 @pytest.mark.parametrize("T", [1, 2, 3, 12])
-def test_model_is_its_loop(stack, T, monkeypatch):
-    """With lengths too; and parameters that the loop does not use get no gradient."""
+def test_the_model_equals_its_loop(stack, T, monkeypatch):
+    """Also with lengths. Parameters that the loop does not use get no gradient."""
     ours, tokens = model(stack), tokens_of(3, T)
     lengths = torch.tensor([T, 1, max(T - 1, 1)])
     real = torch.arange(T) < lengths[:, None]
@@ -185,7 +185,7 @@ def test_model_is_its_loop(stack, T, monkeypatch):
 
 
 def count_calls(monkeypatch, stack):
-    """A list that grows by one with each call of the kernel's loop over time."""
+    """A list to which each call of the kernel's loop over time appends its result."""
     name, calls = stack.split("-")[0] + "_lstm", []
     call = getattr(lstm.network, name)
     monkeypatch.setattr(lstm.network, name, lambda *args: calls.append(call(*args)) or calls[-1])
@@ -226,7 +226,7 @@ def test_range_of_float64(monkeypatch):
 
 @both_stacks
 def test_no_steps(sizes):
-    """The kernel writes nothing beyond its empty arrays; their end is followed by other memory."""
+    """The kernel writes nothing beyond its empty arrays, which are followed by other memory."""
     inputs = [x.requires_grad_() for x in arguments(2, 0, *sizes[2:])]
     y = kernel(sizes)(*inputs)
     assert y.shape == (2, 0, sizes[2])

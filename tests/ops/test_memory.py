@@ -18,7 +18,7 @@ from stackattn.ops.pytorch.columns import Layout, size_in_python
 from stackattn.ops.transitions import join_transitions
 
 B, T, Q, S = 2, 4, 2, 3
-BEFORE = 3  # steps in the states
+BEFORE = 3  # steps that the states already contain
 ROOM = Layout(Q, S).size(BEFORE + T)
 
 
@@ -37,7 +37,7 @@ def test_all_entries_of_a_dense_state_have_places_within_its_size(Q, S, T):
     assert len(places.unique()) == len(places)
 
 
-def test_large_memory_is_used_again_while_nothing_refers_to_it():
+def test_large_memory_is_reused_once_nothing_refers_to_it():
     limit = 64 << 20  # bytes that are kept
     size = native.HUGE // 8
     first = native.empty_states(1, size)
@@ -169,7 +169,7 @@ except ValueError as error:
 
 
 def for_each_stack(test):
-    """Run a test with every stack, dtype and fast backend."""
+    """Parametrise a test with every stack, dtype and fast backend."""
     for name, values in (("backend", FAST), ("dtype", [torch.float32, torch.float64]), ("stack", STACKS)):
         test = pytest.mark.parametrize(name, values, ids=str)(test)
     return test
@@ -195,7 +195,7 @@ def test_operators_read_negated_views(stack, dtype, backend):
 
 @for_each_stack
 def test_states_read_negated_views(stack, dtype, backend):
-    """Both in the steps, in their gradients, and in the gradient of the state in between."""
+    """In the steps, in the gradients of the rows, and in the gradient of the state in between."""
     found = []
     for view in (torch.Tensor.clone, negated):
         inputs = stack.inputs(2, 5, dtype=dtype)
@@ -227,7 +227,7 @@ class Passed(torch.autograd.Function):
 
 @pytest.mark.parametrize("stack", STACKS, ids=str)
 def test_saved_states_may_come_back_at_any_address(stack):
-    """Hooks on saved tensors return new tensors, for example from a file, with an alignment of their own."""
+    """Hooks on saved tensors return new tensors, for example from a file, which may be aligned differently."""
 
     def elsewhere(x):
         memory = np.empty(x.numel() + 1, dtype=np.float64)

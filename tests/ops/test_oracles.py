@@ -1,4 +1,4 @@
-"""The oracles against each other."""
+"""The oracles, compared with each other."""
 
 import math
 
@@ -92,7 +92,7 @@ def _check_invariants(weights, gradients):
 @pytest.mark.parametrize("T", [2, 3, 5, 12])
 @pytest.mark.parametrize("deeper", [0, 2000])
 def test_decoy(T, deeper):
-    """Both hidden runs are exact, and the gradient of a log weight is that of a sigmoid at 12."""
+    """The weights of both hidden runs are exact, and the gradient of a log weight is that of a sigmoid at 12."""
     inputs, expected = oracles.decoy(T, deeper, Q=2)
     slope = 1 / (2 + math.exp(12) + math.exp(-12))
     upstream = torch.zeros_like(expected)
@@ -113,7 +113,7 @@ def test_decoy_hides_below_the_normal_numbers():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_hard_actions_are_a_list(seed):
+def test_hard_actions_equal_a_list(seed):
     steps = oracles.random_steps(25, 2, 3, seeded(seed))
     assert {kind for kind, _, _ in steps} == {"push", "replace", "pop"}
     assert torch.equal(
@@ -126,7 +126,7 @@ def test_hard_actions_are_a_list(seed):
 
 
 def test_superposition_by_hand():
-    """push, pop, pop on empty, push, no-op, push, pop: what is on top is 0, nothing, nothing, 3, 3, 5, 3."""
+    """push, pop, pop on empty, push, no-op, push, pop: the top is 0, nothing, nothing, 3, 3, 5, 3."""
     kinds = ["push", "pop", "pop", "push", "noop", "push", "pop"]
     expected = torch.zeros(1, 7, 7, dtype=torch.float64)
     for t, i in ((0, 0), (3, 3), (4, 3), (5, 5), (6, 3)):

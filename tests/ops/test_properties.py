@@ -16,7 +16,7 @@ def test_rows_are_distributions(stack, backend):
     assert (weights >= 0).all()
     if isinstance(stack, Superposition):
         assert (weights.sum(2) <= 1 + 1e-12).all()
-        assert (weights.sum(2) < 1 - 1e-6).all()  # the rest is the empty stack
+        assert (weights.sum(2) < 1 - 1e-6).all()  # the rest is the weight of the empty stack
     else:
         assert_close([weights.sum(2)], [torch.ones(3, T)], 1e-10)
 
@@ -59,7 +59,7 @@ def test_sequences_of_a_batch_are_independent(stack, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [s for s in (*STACKS, *HARD_STACKS) if isinstance(s, Nondeterministic)])
 def test_gradients_of_a_step_add_up_to_zero(stack, backend):
-    """A constant added to a step changes nothing, and the first step can only pop the bottom."""
+    """A constant added to all log weights of a step changes nothing, and a pop in the first step ends the run."""
     _, *gradients = with_gradients(operator(stack, backend), stack.inputs(2, 8 if backend == "reference" else 20))
     size = max(x.abs().max() for x in gradients)
     assert size > 1e-4
@@ -70,7 +70,7 @@ def test_gradients_of_a_step_add_up_to_zero(stack, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_superposition_is_an_automaton_whose_bottom_stays(backend):
-    """One state; symbol 0 is the bottom, which a pop leaves where it is, and symbol 1 the rest."""
+    """One state; symbol 0 is the bottom, which a pop leaves in place, and symbol 1 all other elements."""
     T = 12
 
     def as_automaton(actions):
@@ -87,7 +87,7 @@ def test_superposition_is_an_automaton_whose_bottom_stays(backend):
 
     actions = Superposition().inputs(2, T)
     superposition = operator(Superposition(), backend)
-    # Only actions that sum to 1 are an automaton's: compare gradients along them.
+    # The two agree only for actions that sum to 1, so gradients are compared with respect to logits.
     logits = [actions[0].log()]
     found = with_gradients(lambda x: as_automaton(x.softmax(-1)), logits)
     assert_close(found, with_gradients(lambda x: superposition(x.softmax(-1)), logits), 1e-10)

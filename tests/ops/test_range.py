@@ -134,7 +134,7 @@ def test_popping_the_bottom_ends_a_run(backend):
 @pytest.mark.parametrize(("size", "tolerance"), [(1.0, 1e-12), (1e4, 1e-9), (1e8, 1e-5)])
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_a_constant_per_step_changes_nothing(scale, size, tolerance, backend):
-    """Up to the rounding of the logits themselves."""
+    """Only the rounding of the logits themselves changes."""
     inputs = Nondeterministic(2, 3, scale).inputs(2, 6)
     constants = size * torch.randn(2, 6, generator=seeded(1), dtype=torch.float64)
     moved = [x + constants[(...,) + (None,) * (x.dim() - 2)] for x in inputs]
@@ -161,7 +161,7 @@ def default_upstream(weights):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("sizes", [[1] * 12, [4, 3, 5], [12]], ids=str)
-@pytest.mark.parametrize("trouble", ["scale", "decoy", "death"])
+@pytest.mark.parametrize("trouble", ["scale", "decoy", "end"])
 def test_trouble_in_the_middle_of_a_state(trouble, sizes, backend):
     """One sequence of the batch leaves the range of float64 at its sixth step, or ends there."""
     stack = Nondeterministic(1, 3)
@@ -175,7 +175,7 @@ def test_trouble_in_the_middle_of_a_state(trouble, sizes, backend):
             x[1, 5:] = -torch.inf
     expected = with_gradients(operator(stack, backend), inputs)
     assert_close(with_gradients(in_chunks(stack, backend, sizes), inputs), expected, 1e-9)
-    assert expected[0][1, 5:].any() == (trouble != "death")
+    assert expected[0][1, 5:].any() == (trouble != "end")
 
 
 @pytest.mark.parametrize("backend", FAST)

@@ -95,7 +95,7 @@ def test_logits_beyond_the_range_of_float64(stack, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @all_stacks
 def test_lengths(stack, backend):
-    """Later steps are not read, and their readings and gradients are zero."""
+    """Steps beyond the lengths are not read, and their readings and gradients are zero."""
     T, lengths = 9, torch.tensor([9, 4, 0])
     inputs = arguments(stack, 3, T)
     found = with_gradients(reading(stack, backend, lengths), inputs)
@@ -121,8 +121,8 @@ def test_lengths(stack, backend):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint16])
-def test_lengths_whose_dtype_has_no_larger_number(dtype, backend):
-    """The bottom element is a value besides those of the steps; 127 + 1 is -128 in int8."""
+def test_lengths_with_narrow_dtypes_do_not_overflow(dtype, backend):
+    """The bottom element has a value in addition to those of the steps; 127 + 1 is -128 in int8."""
     stack = Nondeterministic(1, 1)
     inputs, lengths = arguments(stack, 2, 127), torch.tensor([127, 100])
     found, expected = (read(stack, *inputs, n, backend=backend) for n in (lengths.to(dtype), lengths))
@@ -154,7 +154,7 @@ def test_narrow_readings_are_rounded_once(dtype, backend):
 @pytest.mark.parametrize("stack", [*STACKS[1:], *HARD_STACKS])
 @pytest.mark.parametrize("lengths", [None, torch.tensor([11, 0, 5])], ids=["full", "lengths"])
 def test_kept_charts_and_recomputed_charts_agree(stack, lengths, monkeypatch):
-    """Bit for bit. STACKATTN_CHART_MEMORY is read at each call."""
+    """The results agree bit for bit. STACKATTN_CHART_MEMORY is read at each call."""
     kept = []
     allocate = native.kept_charts
     monkeypatch.setattr(native, "kept_charts", lambda *args: kept.append(allocate(*args)) or kept[-1])
@@ -168,7 +168,7 @@ def test_kept_charts_and_recomputed_charts_agree(stack, lengths, monkeypatch):
 
 
 def test_nothing_is_kept_without_gradients(monkeypatch):
-    monkeypatch.setattr(native, "kept_charts", lambda *args: pytest.fail("memory for charts"))
+    monkeypatch.setattr(native, "kept_charts", lambda *args: pytest.fail("memory for charts was allocated"))
     stack = Nondeterministic(2, 2)
     with torch.no_grad():
         read(stack, *(x.requires_grad_() for x in arguments(stack, 2, 5)))
@@ -200,7 +200,7 @@ def test_gradcheck(stack):
 
 @all_stacks
 def test_second_derivatives(stack):
-    """They come from the reference."""
+    """Second derivatives come from the reference."""
 
     def penalty(backend):
         inputs = [x.requires_grad_() for x in arguments(stack, 2, 4, 2)]
@@ -320,7 +320,7 @@ def test_bad_numbers_are_named(stack, backend):
 
 
 def test_memory_of_kept_charts():
-    """About 1.1 MB for each sequence at T = 61 with three states and symbols."""
+    """About 1.1 MB for each sequence at T = 61 with three states and three symbols."""
     steps, values = torch.zeros(4, 61, 3, 3, 21), torch.zeros(4, 62, 5)
     kept = native.kept_charts(steps, values, 10**9)
     assert 1.0e6 < kept.nbytes / 4 < 1.3e6

@@ -55,7 +55,7 @@ def test_superposition_weights_give_the_readings():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_superposition_of_hard_actions_is_a_list(seed):
+def test_superposition_of_hard_actions_equals_a_list(seed):
     choices = torch.randint(3, (40,), generator=seeded(seed))
     weights = superposition_weights(torch.nn.functional.one_hot(choices, 3)[None].double())
     assert torch.equal(weights, oracles.list_superposition_weights([("push", "noop", "pop")[a] for a in choices]))
@@ -103,14 +103,14 @@ def test_zeta_is_gamma_times_the_pushed_vector(bottom_shape, forbidden):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nondeterministic_with_hard_actions_is_a_list(seed):
+def test_nondeterministic_with_hard_actions_equals_a_list(seed):
     steps = oracles.random_steps(30, 3, 2, seeded(seed))
     weights = nondeterministic_weights(*oracles.hard_transitions(steps, 3, 2))
     assert torch.equal(weights, oracles.list_stack_weights(steps, 3, 2))
 
 
 def test_superposition_is_a_pda_that_keeps_its_bottom():
-    """Algorithm notes, section 3: one state, a bottom symbol 0 that pop leaves in place, and symbol 1 for the rest."""
+    """docs/maths.md, section 8: one state, a bottom symbol 0 that a pop leaves in place, and symbol 1 for the rest."""
     actions = random_actions(2, 9, generator=seeded())
     push, noop, pop = actions.log().unbind(-1)
     log_push, log_replace = torch.full((2, 2, 9, 1, 2, 1, 2), -torch.inf, dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_a_row_that_no_run_reaches_is_zero():
         assert gradient[0, 1:4].abs().max() > 0
 
     log_values, log_bottom = torch.rand(2, 6, 3, dtype=torch.float64).log(), torch.rand(3, dtype=torch.float64).log()
-    with torch.autograd.set_detect_anomaly(True):  # no nan on the way either
+    with torch.autograd.set_detect_anomaly(True):  # no nan in intermediate results either
         readings, *gradients = oracles.with_gradients(
             nondeterministic_readings, [push, replace, pop, log_values, log_bottom]
         )

@@ -59,7 +59,7 @@ def test_samples_follow_the_weights(T, Q, S, forbidden, window):
     assert sum(counts.values()) == N
     assert all(run.log_weight == log_weights[as_steps(run)] for run in samples)
 
-    # Runs expected less than 5 times share a cell. Chi-square has mean df and variance 2 df.
+    # Runs expected fewer than 5 times share a cell. Chi-squared has mean df and variance 2 df.
     expected = {run: N * math.exp(log_weight - total) for run, log_weight in log_weights.items()}
     common = [run for run in expected if expected[run] >= 5]
     cells = [(counts[run], expected[run]) for run in common]

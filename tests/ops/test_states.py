@@ -39,7 +39,7 @@ def test_full_pass_equals_any_chunking(stack, sizes, backend):
 @pytest.mark.parametrize("stack", [Superposition(), Nondeterministic(2, 2), Nondeterministic(5, 1)])
 @pytest.mark.parametrize("sizes", [[1] * 30, [15, 1, 1, 10, 3]], ids=["steps", "chunks"])
 def test_long_states(stack, sizes, backend):
-    """Longer than the initial capacity of a state, several times."""
+    """Steps that exceed the capacity of a state several times."""
     inputs = stack.inputs(1, 30)
     expected = with_gradients(operator(stack, "cpp"), inputs)
     assert_close(with_gradients(in_chunks(stack, backend, sizes), inputs), expected, 1e-10)
@@ -60,8 +60,10 @@ def test_narrow_dtypes(stack, dtype, backend):
 @all_stacks
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_any_tree_of_states(stack, seed, backend):
-    """Extend, branch, reorder and detach at random, with a loss on some of the rows. The expected rows of a state are
-    those of the operator on all inputs that led to the state."""
+    """Extend, branch, reorder and detach at random, with a loss on some of the rows.
+
+    The expected rows of a state are those of the operator on all inputs that led to the state.
+    """
     choose = random.Random(seed)
     leaves = []
 
@@ -103,7 +105,7 @@ def test_any_tree_of_states(stack, seed, backend):
 @both
 @all_stacks
 def test_two_branches_one_loss(stack, backend):
-    """The branch without a loss shares the buffer with the one that has it, and is extended last."""
+    """The branch without a loss shares the buffer with the branch that has one, and is extended last."""
     trunk, branch, other = (stack.inputs(2, c, seed) for seed, c in enumerate((5, 3, 3)))
 
     def by_states(*inputs):
@@ -142,7 +144,7 @@ def test_loss_on_a_prefix(stack, backend):
 
 @both
 @all_stacks
-def test_no_change_is_visible(stack, backend):
+def test_later_operations_change_nothing(stack, backend):
     """Later operations change neither inputs nor weights nor states."""
     inputs, step, other = stack.inputs(2, 6), stack.inputs(2, 1, seed=1), stack.inputs(2, 1, seed=2)
     kept = [x.clone() for x in (*inputs, *step)]
@@ -166,7 +168,7 @@ def test_no_change_is_visible(stack, backend):
 
 @both
 @all_stacks
-def test_a_failed_extension_leaves_the_state_as_it_was(stack, backend):
+def test_a_failed_extension_does_not_change_the_state(stack, backend):
     inputs, step = stack.inputs(2, 6), stack.inputs(2, 3, seed=1)
     _, state = stack.state(2, backend).extend(*inputs)
     bad = [x.clone() for x in step]
@@ -216,8 +218,10 @@ def test_recurrent_controller(stack, backend):
 @all_stacks
 @pytest.mark.parametrize("garbage", [torch.nan, torch.inf])
 def test_padded_batches(stack, garbage, backend):
-    """A step that a sequence does not take changes nothing: its row and gradients are 0, and later rows give no weight
-    to its column."""
+    """A step that a sequence does not take changes nothing.
+
+    Its row and gradients are 0, and later rows give no weight to its column.
+    """
     sizes, lengths = [4, 0, 3, 2], torch.tensor([[4, 2, 0, 3], [0, 0, 0, 0], [1, 3, 3, 0], [2, 0, 2, 1]])
     inputs = stack.inputs(4, 9)
     taken = torch.cat([torch.arange(c)[None] < n[:, None] for c, n in zip(sizes, lengths, strict=True)], 1)  # (B, 9)
@@ -250,7 +254,7 @@ def test_the_state_of_a_padded_batch_is_the_state_at_its_lengths(stack, backend)
 @both
 @all_stacks
 def test_without_gradients(stack, backend):
-    """Under no_grad and inference_mode. A state created under no_grad is a constant for later gradients."""
+    """States work under no_grad and inference_mode. A state created under no_grad is a constant for later gradients."""
     inputs, later = stack.inputs(2, 4), [x.requires_grad_() for x in stack.inputs(2, 2, seed=1)]
     whole = operator(stack, backend)(*(torch.cat(x, 1) for x in zip(inputs, later, strict=True)))
     with torch.inference_mode():
@@ -299,7 +303,7 @@ class CountCalls(TorchDispatchMode):
 
 @both
 @pytest.mark.parametrize("stack", STACKS)
-def test_a_step_is_a_constant_number_of_calls(stack, backend):
+def test_a_step_takes_a_constant_number_of_calls(stack, backend):
     counts = []
     for T in (20, 30):
         _, state = stack.state(1, backend).extend(*stack.inputs(1, T))

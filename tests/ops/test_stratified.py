@@ -10,7 +10,7 @@ from stackattn import StratifiedState, stratified_readings, stratified_weights
 
 
 class Stratified:
-    """The interface of `stacks.Stack` as far as `in_chunks` needs it."""
+    """The part of the interface of `stacks.Stack` that `in_chunks` uses."""
 
     def state(self, B, backend):
         return StratifiedState.empty(B)
@@ -25,7 +25,7 @@ def weights(backend, lengths=None):
 
 
 def slices(push, pop):
-    """One row of weights, with a stack of 1000 hard slices of strength 1/1000."""
+    """One row of weights, computed with a stack of hard slices of strength 1/1000."""
     stack = []
     for t, (a, b) in enumerate(
         zip((1000 * push).round().int().tolist(), (1000 * pop).round().int().tolist(), strict=True)
@@ -52,15 +52,15 @@ def test_closed_form_equals_the_recurrence(T):
     assert_close(with_gradients(weights("auto"), inputs), with_gradients(weights("reference"), inputs), 1e-12)
 
 
-def test_hard_strengths_are_a_stack():
-    """push a, push b, pop b, replace a by c"""
+def test_hard_strengths_equal_a_hard_stack():
+    """Push a, push b, pop b, replace a by c."""
     push = torch.tensor([[1.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
     pop = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
     expected = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
     assert torch.equal(stratified_weights(push, pop)[0], expected)
 
 
-def test_rows_are_shares():
+def test_rows_sum_to_at_most_one():
     found = stratified_weights(*arguments(4, 40))
     assert (found >= 0).all()
     assert (found.sum(-1) <= 1 + 1e-12).all()
@@ -130,7 +130,7 @@ def test_long_sequences_in_low_precision():
 
 
 def test_ten_thousand_steps_for_any_number_of_threads(threads):
-    """Finite, and the same bits; in chunks, because all weights at once take O(T^2) memory."""
+    """Results are finite and have the same bits; in chunks, because all weights at once take O(T^2) memory."""
     push, pop = (x.float().requires_grad_() for x in arguments(1, 10_000))
     results = []
     for count in (1, 2, 3):

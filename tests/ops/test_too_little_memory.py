@@ -11,7 +11,7 @@ from stackattn.ops.dispatch import kernel
 from stackattn.ops.memory import names_argument
 
 STEPS = 10**12
-BACKENDS = ["torch", pytest.param("cpp", marks=pytest.mark.skipif(kernel is None, reason="no kernel"))]
+BACKENDS = ["torch", pytest.param("cpp", marks=pytest.mark.skipif(kernel is None, reason="needs the kernel"))]
 MESSAGE = (
     rf": expected sequences that fit into memory, got B = 1 and T = {STEPS}, for which (more than )?\d+ bytes could "
     "not be allocated; use shorter or fewer sequences$"
@@ -99,7 +99,7 @@ def test_operators_without_a_kernel(call):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_names_the_argument_and_stays_as_it_was(name, backend):
+def test_a_state_names_the_argument_and_does_not_change(name, backend):
     argument, empty, extend = STATES[name]
     _, state = extend(empty(backend), 3)
     expected, _ = extend(state, 2)
@@ -133,7 +133,7 @@ def test_the_argument_of_the_outer_function_is_named():
         call(None, torch.zeros(2, 7))
 
 
-def test_errors_of_gpus_keep_their_type_and_other_errors_stay():
+def test_errors_of_gpus_keep_their_type_and_other_errors_do_not_change():
     @names_argument("x")
     def fail(x, error):
         raise error

@@ -41,7 +41,7 @@ OPERATORS = {
 
 @pytest.fixture
 def use(monkeypatch):
-    """Installs the `torch` backend in place of the Triton kernels, with some functions replaced."""
+    """Installs the `torch` backend in place of the Triton kernels, with one function replaced."""
 
     def install(replaced=None, by=None):
         for plain in (operators, window):
@@ -65,7 +65,7 @@ def raises(error):
 
 
 def changed(function, factor):
-    """Multiplies the first result, or the last gradient."""
+    """The function, with its first result or last gradient multiplied by a factor."""
 
     def call(*args, **options):
         results = function(*args, **options)
@@ -120,7 +120,7 @@ def test_kernels_that_agree_are_used_without_a_warning(use, name):
     calls = []
     use(forward, lambda *args, **options: calls.append(args) or forward(*args, **options))
     results(operator, inputs, "triton")  # a warning would fail the test
-    assert len(calls) == 2  # of the check and of the caller
+    assert len(calls) == 2  # one of the check and one of the caller
 
 
 def with_a_default_device(function, x):
@@ -137,7 +137,7 @@ def traced(function, x):
     "call", [with_a_default_device, traced, lambda function, x: torch.func.vmap(function)(x[None])]
 )
 def test_the_first_use_may_be_in_any_context(use, call):
-    """In these, comparing numbers would fail."""
+    """In these contexts, comparing numbers would fail."""
     use()
     call(lambda x: stackattn.superposition_weights(x, backend="triton"), torch.rand(2, 6, 3).softmax(-1))
 

@@ -1,4 +1,4 @@
-"""The superposition stack as its vectors: limited depth, and states that return readings."""
+"""The superposition stack, computed with its vectors: limited depth, and states that return readings."""
 
 from itertools import product
 
@@ -46,8 +46,10 @@ def in_chunks(depth, backend, sizes, lengths=None):
 
 
 def expected_top(actions, values, depth):
-    """The mean of the top after the last step, over all sequences of hard actions. Each sequence acts on a Python list
-    that keeps its last `depth` elements."""
+    """The mean of the top after the last step, over all sequences of hard actions.
+
+    Each sequence acts on a Python list that keeps its last `depth` elements.
+    """
     total = torch.zeros(values.shape[1], dtype=torch.float64)
     for choice in product(range(3), repeat=len(actions)):
         stack, share = [], 1.0
@@ -103,7 +105,7 @@ def test_weights_times_values_are_the_readings(depth, backend):
 
 @pytest.mark.parametrize(("T", "depth"), [(150, None), (200, 30), (140, 139)])
 def test_stacks_that_are_computed_again(T, depth):
-    """The kernel stores only some stacks of a long sequence for its backward pass; several blocks of columns."""
+    """The kernel stores only some stacks of a long sequence for its backward pass. The vectors fill several blocks."""
     inputs, lengths = arguments(3, T, 19), torch.tensor([T, T // 2, 1])
     expected = with_gradients(reading(depth, "torch", lengths), inputs)
     assert_close(with_gradients(reading(depth, "cpp", lengths), inputs), expected, 1e-11)
@@ -183,7 +185,7 @@ def test_full_pass_equals_any_chunks(sizes, depth, backend):
 @both
 @all_depths
 def test_chunks_with_lengths(depth, backend):
-    """Each sequence takes its own number of steps of each chunk."""
+    """Each sequence takes its own number of steps in each chunk."""
     inputs, sizes = arguments(3, 9), [4, 2, 3]
     lengths = [torch.tensor(x) for x in ([4, 1, 0], [0, 2, 1], [3, 3, 1])]
     spoilt = [x.clone() for x in inputs]

@@ -23,7 +23,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @cache
 def expected(stack, B, T, oracle=None, dtype=torch.float64, seed=0):
-    """In float64, on inputs rounded to `dtype`."""
+    """The expected results, in float64 on inputs rounded to `dtype`."""
     return with_gradients(oracle or stack.reference, [x.double() for x in stack.inputs(B, T, seed, dtype)])
 
 
@@ -52,7 +52,7 @@ def test_sum_over_all_runs(stack, oracle, T, backend):
     + [pytest.param(Nondeterministic(2, 3), T, marks=pytest.mark.slow) for T in (63, 64, 65)]
     + [pytest.param(Nondeterministic(3, 2), T, marks=[pytest.mark.slow, pytest.mark.full]) for T in (63, 64, 65)],
 )
-def test_papers_equations(stack, T, backend):
+def test_the_papers_equations(stack, T, backend):
     assert_close(found(stack, backend, 2, T), expected(stack, 2, T), 1e-9)
 
 
@@ -83,7 +83,7 @@ def test_log_space(Q, S, T, backend):
     ],
 )
 def test_kernel_at_every_length(stack, lengths):
-    """The kernel works in tiles, so errors may depend on the length; plain PyTorch has no tiles."""
+    """The kernel works in tiles, so errors may depend on the length; the `torch` backend has no tiles."""
     for T in lengths:
         assert_close(found(stack, "cpp", 1, T), found(stack, "torch", 1, T), 1e-11)
 
@@ -103,7 +103,7 @@ def test_narrow_dtypes(stack, dtype, backend):
 @pytest.mark.parametrize(
     ("T", "dtype"), [(33, torch.float32), pytest.param(100, torch.float32, marks=pytest.mark.slow)]
 )
-def test_float32_does_not_add_up_errors(T, dtype, backend):
+def test_float32_does_not_accumulate_errors(T, dtype, backend):
     stack = Nondeterministic(3, 2)
     assert_close(found(stack, backend, 1, T, dtype), expected(stack, 1, T, log_space_weights, dtype), 1e-5)
 
@@ -150,7 +150,7 @@ def test_second_derivatives(stack):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("seed", range(3))
-def test_hard_transitions_are_a_list(seed, backend):
+def test_hard_transitions_equal_a_list(seed, backend):
     steps = random_steps(60, 3, 2, seeded(seed))
     weights = operator(Nondeterministic(3, 2), backend)(*hard_transitions(steps, 3, 2))
     assert torch.equal(weights, list_stack_weights(steps, 3, 2))
@@ -158,7 +158,7 @@ def test_hard_transitions_are_a_list(seed, backend):
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("seed", range(3))
-def test_hard_actions_are_a_list(seed, backend):
+def test_hard_actions_equal_a_list(seed, backend):
     choices = torch.randint(3, (60,), generator=seeded(seed))
     weights = operator(Superposition(), backend)(torch.nn.functional.one_hot(choices, 3)[None].double())
     assert torch.equal(weights, list_superposition_weights([("push", "noop", "pop")[a] for a in choices]))
@@ -204,7 +204,7 @@ def check_recorded(stack, case, readings, names):
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize(("B", "T"), [(0, 3), (2, 0), (0, 0)])
-def test_nothing_in_nothing_out(stack, B, T, backend):
+def test_empty_inputs_give_empty_results(stack, B, T, backend):
     results = found(stack, backend, B, T)
     assert [x.shape for x in results] == [x.shape for x in with_gradients(stack.reference, stack.inputs(B, T))]
 
@@ -212,7 +212,7 @@ def test_nothing_in_nothing_out(stack, B, T, backend):
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_small_gradients_of_narrow_dtypes_are_rounded_once(dtype, backend):
-    """Near a deterministic stack, gradients are small differences of upstream gradients. Each is as exact as others."""
+    """Near a deterministic stack, gradients are small differences of upstream gradients, but are rounded only once."""
     stack = Nondeterministic(2, 2, 4.0)
     inputs = [x.requires_grad_() for x in stack.inputs(1, 4, dtype=dtype)]
     weights = operator(stack, backend)(*inputs)

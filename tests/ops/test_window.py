@@ -1,4 +1,4 @@
-"""The windowed nondeterministic stack: an element older than the window is a bottom."""
+"""The windowed nondeterministic stack: popping an element older than the window ends a run."""
 
 from functools import partial
 
@@ -106,7 +106,7 @@ def test_causality(backend):
 
 @backends
 def test_hard_actions(backend):
-    """One run: nested deeper than the window, elements are hidden, read again and replaced; an old pop ends the run."""
+    """An element that is hidden and then older than the window is read and replaced; popping it ends the run."""
     Q, S, window = 2, 3, 3
     deep = [("push", 1, 1), ("push", 0, 2), ("pop", 1, -1), ("replace", 0, 2), ("replace", 1, 1), ("replace", 1, 2)]
     found = weigh(window, backend)(*hard_transitions(deep, Q, S))
@@ -135,7 +135,7 @@ def test_gradcheck(backend):
 
 @fast
 def test_lengths(backend):
-    """Later steps are not read, and their readings and gradients are zero."""
+    """Steps beyond the lengths are not read, and their readings and gradients are zero."""
     T, lengths = 9, torch.tensor([9, 4, 0])
     inputs = arguments(3, T, 2, 2)
     for x in inputs:
@@ -176,7 +176,7 @@ def test_logits_of_any_scale(scale, forbidden, backend):
 
 @backends
 def test_a_decoy_within_the_window(backend):
-    """A run of weight 1 that dies at the last step hides two runs of weights e^-700 and e^-712."""
+    """A run of weight 1 that ends at the last step hides two runs of weights e^-700 and e^-712."""
     inputs, expected = decoy(T=8)
     assert_close([weigh(8, backend)(*inputs)], [expected], 1e-10)
 
@@ -249,7 +249,7 @@ def test_opcheck(lengths, backend):
 
 
 def test_ten_thousand_steps(threads):
-    """Finite, and the same bits for every number of threads, although the mass of all runs is far below 1e-308."""
+    """Results are finite and have the same bits for any number of threads, although the mass is far below 1e-308."""
     inputs, results = arguments(3, 10_000, 1, 2, 2, dtype=torch.float32), []
     for count in (1, 2, 3):
         threads(count)
@@ -259,11 +259,11 @@ def test_ten_thousand_steps(threads):
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     end = read(6, "torch")(*(x[:, -100:].double() for x in inputs[:3]), inputs[3][:, -101:].double())
-    assert_close([results[0][0][:, -1].double()], [end[:, -1]], 1e-2)  # what is older than 100 steps hardly matters
+    assert_close([results[0][0][:, -1].double()], [end[:, -1]], 1e-2)  # steps before the last 100 hardly matter
 
 
 def hidden_run(weight, others=-torch.inf):
-    """A run that has this log weight from the first step on, and a decoy that loses e^100 at each step."""
+    """A run with log weight `weight` from the first step on, and a decoy whose log weight falls by 100 at each step."""
     push, replace, pop = (x.fill_(others) for x in random_transitions(1, 12, 1, 3))
     replace[0, 0, 0, 0, 0, 1], replace[0, 1:, 0, 1, 0, 1] = 0.0, -100.0
     replace[0, 0, 0, 0, 0, 2], replace[0, 1:, 0, 2, 0, 2] = weight, 0.0
@@ -273,7 +273,7 @@ def hidden_run(weight, others=-torch.inf):
 @fast
 @pytest.mark.parametrize(("weight", "others"), [(-650.0, -torch.inf), (-800.0, -torch.inf), (-740.0, -740.0)])
 def test_no_run_is_lost(weight, others, backend):
-    """In 4 steps the mass falls by e^400 only, but the share of the hidden run is too small for float64 at first."""
+    """In 4 steps, the mass falls by only e^400, but the share of the hidden run is too small for float64 at first."""
     inputs = hidden_run(weight, others)
     expected = with_gradients(weigh(4, "reference"), inputs)
     assert_close(with_gradients(weigh(4, backend), inputs), expected, 1e-10, floor=1e-3)
@@ -282,7 +282,7 @@ def test_no_run_is_lost(weight, others, backend):
 
 @fast
 def test_gradients_of_entries_without_runs(backend):
-    """No run reaches symbol 2, which would keep its weight while all runs lose e^1500: gradients are finite."""
+    """Gradients are finite although symbol 2, which no run reaches, keeps its weight while that of all runs falls."""
     push, replace, pop = hidden_run(-torch.inf)
     replace[0, 1:, 0, 1, 0, 1] = -140.0
     found = with_gradients(weigh(4, backend), [push, replace, pop])
@@ -300,7 +300,7 @@ def test_backward_twice_and_checkpointing(backend):
 
 
 def test_memory_is_linear():
-    """The rows of the forward pass: 55 numbers for each step with three states and symbols, m = 5."""
+    """The rows of the forward pass have 64 numbers per step with three states, three symbols and m = 5."""
     inputs = [x.requires_grad_() for x in arguments(1, 200, 3, 3, 5)]
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -310,7 +310,7 @@ def test_memory_is_linear():
 
 @fast
 def test_gradients_before_a_step_without_transitions(backend):
-    """The sequence is computed again with a wider exponent, and its rows are then used in float64."""
+    """The sequence is computed again with wider exponents, and its rows are then used in float64."""
     inputs = arguments(2, 6, 2, 2)
     for x in inputs[:3]:
         x[1, 4] = -torch.inf

@@ -1,4 +1,4 @@
-"""States of the windowed nondeterministic stack: full pass = any chunks, with all gradients, in constant memory."""
+"""States of the windowed nondeterministic stack: chunks agree with the full pass, with gradients; constant memory."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_ten_thousand_steps_in_chunks():
 @fast
 @pytest.mark.parametrize("window", [3, 30])
 def test_chunks_with_lengths(window, backend):
-    """Each sequence takes its own number of steps of each chunk; the others do not age its elements."""
+    """Each sequence takes its own number of steps in each chunk; the other steps do not age its elements."""
     inputs, sizes = arguments(3, 15, Q, S, M), [4, 2, 6, 3]
     lengths = [torch.tensor(x) for x in ([4, 1, 0], [0, 2, 1], [6, 1, 0], [3, 3, 1])]
     taken = torch.cat([torch.arange(size) < n[:, None] for size, n in zip(sizes, lengths, strict=True)], 1)
@@ -163,7 +163,7 @@ def test_a_chunk_without_steps_after_extreme_logits(backend):
 
 
 @fast
-def test_chunks_in_different_arithmetics(backend):
+def test_chunks_with_different_arithmetic(backend):
     """A chunk beyond the range of float64, then ordinary ones whose window reaches back into it."""
     inputs = arguments(2, 12, Q, S, M)
     for x in inputs[:3]:

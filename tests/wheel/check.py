@@ -141,7 +141,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--dist", type=Path, help="folder with built wheels and source distributions (default: build)")
+    parser.add_argument("--dist", type=Path, help="folder with built wheels and sdists (default: build them)")
     parser.add_argument(
         "--system-site-packages",
         action="store_true",
