@@ -24,7 +24,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 @pytest.fixture(scope="session")
 def saved_models(tmp_path_factory):
-    """Returns the folder of a saved model, which is built once for each configuration."""
+    """Return a function that returns the folder of a saved model; each configuration is built only once."""
     folders = {}
 
     def saved(config):
@@ -39,7 +39,7 @@ def saved_models(tmp_path_factory):
 
 @pytest.fixture
 def make_run(tmp_path, saved_models):
-    """Creates the folder of a run with two evaluations."""
+    """Return a function that creates the folder of a run with two evaluations."""
 
     def make(model="tf-nd", language="dyck", folder="run", best=True, seed=0, lengths=(6, 12)):
         values = {
@@ -90,7 +90,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(browser):
-    """Returns the page with some options, which is created once: a new page starts a process."""
+    """Return a function that returns the page with given options; each is created once, because it starts a process."""
     found = {}
 
     def page(**options):
@@ -105,7 +105,7 @@ def pages(browser):
 
 @pytest.fixture
 def open_page(pages):
-    """Opens a file. At the end, fails if a page used the network or had an error."""
+    """Return a function that opens a file. The test fails if a page uses the network or the console or has an error."""
     used, problems = [], []
     listeners = {
         "console": lambda message: problems.append(message.text),

@@ -13,7 +13,7 @@ from stackattn.models import load
 
 
 def strings_of(folder, **options):
-    """The strings of a run, as the page shows them."""
+    """Return the strings of a run, as the page shows them."""
     return page_data(study(folder, **options))["runs"][0]["strings"]
 
 
@@ -63,7 +63,7 @@ def test_split_weights_add_up(make_run):
     for t, row in enumerate(stack["tops"]):
         for i, weight in enumerate(row):
             parts = [part["tops"][t][i] for part in stack["split"] if i < len(part["tops"][t])]
-            assert abs(sum(parts) - weight) <= 3  # four values were rounded
+            assert abs(sum(parts) - weight) <= 3  # four values are rounded
 
 
 def test_strings_outside_the_language(make_run):

@@ -1,4 +1,4 @@
-"""Traces of models on a GPU: inputs may be on the CPU, and only actions and logits are copied to it."""
+"""Traces of models on a GPU: inputs may be on the CPU, and only the actions of stacks are copied to the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Print figures: content, size, repeatable bytes, symbols with markup, atomic writes."""
+"""Figures for print: content, size, repeatable bytes, symbols with markup, atomic writes."""
 
 import multiprocessing
 import resource
@@ -149,7 +149,7 @@ def _draw_with_a_limit(folder):
 
 
 def test_a_failed_write_keeps_the_old_figure(tmp_path):
-    """The system refuses to write files of this size, in the middle of a figure."""
+    """The operating system limits the size of files, so that the write fails in the middle of a figure."""
     save_figure(DRAWINGS["height"](), tmp_path / "figure.svg")
     before = (tmp_path / "figure.svg").read_bytes()
     process = multiprocessing.get_context("fork").Process(target=_draw_with_a_limit, args=(tmp_path,))

@@ -54,7 +54,7 @@ def test_the_real_stack_accepts_strings_of_the_language():
         ("padded-reversal", "1000001", [0, 0, 0, 0, 0, 0, -1]),  # the padding is not on the stack
         ("unmarked-reversal", "011", None),
         ("marked-copy", "0#0", None),  # no grammar
-        # the true brackets are ([ ]) from position 2 on; a decoy stands between [ and ]
+        # the true brackets are ([ at positions 2 and 3 and ]) at 9 and 10; those between them are decoys
         ("hardest-cfl", ",$([,];),]),;", [-1, -1, 2, 3, 3, 3, 3, 3, 3, 2, -1, -1, -1]),
     ],
 )
@@ -67,7 +67,7 @@ def test_best_runs_are_compared_with_derivations():
     made = get_language("unmarked-reversal")
     tops = [[derivation_tops(made, made.encode("0110"))]]
     actions = torch.tensor([[ACTIONS[kind] for kind in ("no-op", "push", "push", "pop", "pop")]])
-    # each action is more probable than either of the others, but not than both together
+    # the right action has probability 0.4 and each of the others 0.3
     unsure = SuperpositionTrace("stack", 0, ((0.1 * actions + 0.3).double(),))
     assert measure_agreement([[unsure]], tops, best_run=True)["stack"].correct == 4
     assert measure_agreement([[unsure]], tops)["stack"].correct < 4
@@ -85,7 +85,7 @@ def test_the_real_automaton_agrees_at_every_step():
         hard(["no-op", *right], 0),
         hard(["push", *right], 0),
         hard(right, 1),
-    ):  # BOS is pushed, not pushed, or not read
+    ):  # BOS is not pushed, pushed, or not read
         found = measure_agreement([[trace]], tops)["stack"]
         assert (found.correct, found.steps, found.only_pushes, found.never_pushes) == (5, 5, 2, 1)
     late = hard(["no-op", "push", "push", "push", "pop", "pop"], 0)  # also pushes the mark
@@ -96,7 +96,7 @@ def test_the_real_automaton_agrees_at_every_step():
 
 
 def most_weighted(actions, tops, first):
-    """The same by enumeration: follow every sequence of actions and add up the weight of each top."""
+    """Compute `correct_steps` by enumeration: follow each sequence of actions and add up the weight of each top."""
     from itertools import product
 
     T = len(actions)

@@ -97,7 +97,7 @@ def test_a_folder_of_runs(make_run, tmp_path):
     data = page_data(found)
     assert data["title"] == "Tf and Tf+Nd on dyck and unmarked reversal: 5 runs"
     assert [bool(run["strings"]) for run in data["runs"]] == [True, False, False, True, True]
-    assert [run["best"] for run in data["runs"]] == [True, False, False, False, True]  # the first of equals
+    assert [run["best"] for run in data["runs"]] == [True, False, False, False, True]  # the first of equal runs
     assert column(data, "state")[1] == "not finished, no evaluation yet"
 
 

@@ -1,4 +1,4 @@
-"""The report in a browser. Skipped without Playwright (extra `dev`) and Chromium (`apt install chromium`)."""
+"""The report in a browser. Needs Playwright (extra `dev`) and Chromium (`apt install chromium`); otherwise skipped."""
 
 import re
 
@@ -231,7 +231,7 @@ def test_baselines_are_below_their_language(open_page, make_run, tmp_path):
     assert first == ["a", *baselines, "b", *baselines]
 
 
-def test_text_stays_text(open_page, make_run, tmp_path):
+def test_text_is_not_parsed_as_markup(open_page, make_run, tmp_path):
     evil = "</script><img src=x onerror=alert(1)>&lt;"
     data = page_data(study(make_run(), texts=["[()][]"]))
     (run,) = data["runs"]
@@ -305,7 +305,7 @@ def test_on_a_phone_the_controls_stay_with_the_panels(open_page, report, height)
         assert step(page) == before + 1
 
 
-def test_the_table_of_runs_is_not_cut(open_page, make_run, tmp_path):
+def test_the_table_of_runs_is_not_cut_off(open_page, make_run, tmp_path):
     for number, (model, seed) in enumerate([("tf-nd", 0), ("tf-both", 1), ("lstm-nd", 2)]):
         make_run(model, folder=f"sweep/hardest-cfl/a-long-name-of-a-model/{number:02d}", seed=seed)
     page = open_page(write_report(study(tmp_path / "sweep", samples=1), tmp_path / "sweep.html"))

@@ -1,4 +1,4 @@
-"""Analysis of language models and translation: sentences, encoder and decoder stacks, the report, errors."""
+"""Analysis of language and translation models: sentences, encoder and decoder stacks, the report, errors."""
 
 import json
 import math
@@ -24,7 +24,7 @@ LAYERS = "1.nondeterministic-2-2-3.superposition-4"
 
 
 def write_run(folder, config):
-    """A run of an untrained model with two evaluations."""
+    """Write a run of an untrained model with two evaluations, and return its folder."""
     task, model = config.make()
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(to_values(config)))

@@ -17,7 +17,7 @@ KINDS = ("push", "replace", "pop")
 
 
 def enumerate_nondeterministic(push, replace, pop, t, window):
-    """After t steps, each run as (weight, steps whose elements are on the stack from the bottom, last kind)."""
+    """Return, for each run of t steps, its weight, the steps that pushed its stack (bottom first) and its last kind."""
     runs = [(1.0, 0, [(None, 0)], None)]  # weight, state, stack of (step that pushed, symbol), last kind
     Q, S = push.shape[1:3]
     for step in range(t):
@@ -131,7 +131,7 @@ def test_transitions_beyond_the_range_of_exp():
 
 
 def test_superposition_runs():
-    hard = torch.eye(3, dtype=torch.float64)[[2, 0, 0, 1, 2, 2, 2, 0]]  # the first and last pops find an empty stack
+    hard = torch.eye(3, dtype=torch.float64)[[2, 0, 0, 1, 2, 2, 2, 0]]  # the stack is empty at the first and last pops
     trace = SuperpositionTrace("stack", 0, (hard[None],))
     (best,), ((sample,),) = trace.best_runs(), trace.sample_runs(1)
     stacks = [[i for i, _ in stack[1:]] for stack in best.stacks()]
@@ -223,7 +223,7 @@ def test_models_without_stacks():
 
 
 def test_runs_of_a_limited_superposition_stack():
-    """Hard pushes and pops: the third push loses the first element."""
+    """Hard pushes and pops: the third push drops the first element."""
     actions = torch.zeros(1, 5, 3, dtype=torch.float64)
     actions[:, :3, 0] = actions[:, 3:, 2] = 1
     (run,) = SuperpositionTrace("stack", 0, (actions,), 2).best_runs()
@@ -231,7 +231,7 @@ def test_runs_of_a_limited_superposition_stack():
 
 
 def test_stratified_trace():
-    """Contents are the strengths left after each step, and the shares of a step are those of its actions."""
+    """Contents are the strengths that remain after each step, and the actions of a step add up to 1."""
     push, pop = torch.rand(2, 2, 6, dtype=torch.float64)
     trace = StratifiedTrace("stack", 0, (push, pop))
     torch.testing.assert_close(trace.tops()[..., 1:], stratified_weights(push, pop))

@@ -47,7 +47,7 @@ def test_case(name, folder, monkeypatch):
     assert sorted(x.name for x in folder.iterdir()) == ["tiny.json", "tiny.md"]
 
 
-def test_red_tests_give_no_speed(folder, monkeypatch, capsys):
+def test_no_speed_is_reported_if_a_test_fails(folder, monkeypatch, capsys):
     (folder / "test_red.py").write_text("def test_red():\n    assert False\n")
     monkeypatch.setitem(CASES, "red", CASES["superposition"].__class__("", "B", (), {}, tests=("test_red.py",)))
     assert command.main(["--cases", "red", "--output", "red"]) == 1
@@ -114,7 +114,7 @@ def test_without_a_gpu(capsys):
 
 
 def test_table_of_a_gpu(monkeypatch, capsys):
-    """On a simulated GPU, for two steps; without Triton, its rows contain the error."""
+    """The GPU is simulated and sequences have two steps. Triton is not available, so its rows contain the error."""
     monkeypatch.setattr(gpu, "table", partial(gpu.table, lengths=(2,), B=1, seconds=0.05))
     with gpu_with_values():
         assert command.main(["--device", "cuda"]) == 0

@@ -1,4 +1,4 @@
-"""Planning the paper's protocol: the queue against schedules worked out by hand, and the numbers of runs."""
+"""Planning the paper's protocol: the queue, compared with schedules worked out by hand, and the number of runs."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_runs_are_queued_as_reproduce_trains_them():
     assert (cfl["runs"], cfl["hours"]["10"]) == (20, 14)
 
 
-def leave_run(folder, epochs, finished=True):
+def write_run(folder, epochs, finished=True):
     folder.mkdir(parents=True)
     figures = dict.fromkeys(["examples", "train_loss", "score", "learning_rate", "seconds"], 1)
     lines = [json.dumps({"evaluation": i, "epoch": i, **figures}) for i in range(1, epochs + 1)]
@@ -51,11 +51,11 @@ def leave_run(folder, epochs, finished=True):
 
 
 def test_epochs_come_from_finished_runs(tmp_path):
-    leave_run(tmp_path / "figure-2/dyck/tf-nd/00", 70)
-    leave_run(tmp_path / "figure-2/dyck/tf-nd/01", 81)
-    leave_run(tmp_path / "figure-2/dyck/tf-nd/02", 10, finished=False)
-    leave_run(tmp_path / "table-3/160/tf/00", 9)
-    leave_run(tmp_path / "figure-2/own-language/tf/00", 5)
+    write_run(tmp_path / "figure-2/dyck/tf-nd/00", 70)
+    write_run(tmp_path / "figure-2/dyck/tf-nd/01", 81)
+    write_run(tmp_path / "figure-2/dyck/tf-nd/02", 10, finished=False)
+    write_run(tmp_path / "table-3/160/tf/00", 9)
+    write_run(tmp_path / "figure-2/own-language/tf/00", 5)
     found = finished_epochs(tmp_path)
     assert found == {("dyck", "Tf+Nd"): [70, 81], ("mt-160", "Tf"): [9]}
     rows = with_epochs([{"task": task, "model": model} for task, model in cells()], found)
@@ -78,14 +78,14 @@ def test_a_plan_of_one_cell(tmp_path, monkeypatch, capsys):
     page = (tmp_path / "plan.md").read_text()
     assert capsys.readouterr().out.strip().endswith(page.strip())
     assert f" | {EPOCHS['cfl']} | assumed | " in page
-    leave_run(tmp_path / "runs/dyck/tf/00", 30)
+    write_run(tmp_path / "runs/dyck/tf/00", 30)
     main(["--runs", str(tmp_path / "runs"), "--simulate"])  # reuses the measurements with the new runs
     assert json.loads((tmp_path / "plan.json").read_text())["cells"] == [{**cell, "epochs": 30, "finished_runs": 1}]
     assert " | 30 | 1 finished run | " in (tmp_path / "plan.md").read_text()
 
 
 def test_two_commits_are_compared(tmp_path, monkeypatch, capsys):
-    """The best of the rounds counts; core hours are 60 epochs and 10 restarts of each cell."""
+    """The best of the rounds counts; core hours are those of 10 restarts of each cell with 60 epochs."""
     times = {tmp_path: iter([12.0, 10.0]), compare.ROOT: iter([2.5, 3.0])}
     monkeypatch.setattr(compare, "measured", lambda folder, chosen, repeats: dict.fromkeys(chosen, next(times[folder])))
     monkeypatch.setattr(compare, "commit", lambda folder: "abc1234")
