@@ -1,4 +1,4 @@
-"""A check that the commands lm and mt share: a corpus whose files were changed is neither trained on nor evaluated."""
+"""A check that the tests of lm and mt share: training and evaluation refuse a corpus whose files were changed."""
 
 from stackattn.cli import main
 

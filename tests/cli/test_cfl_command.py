@@ -43,7 +43,7 @@ def test_train_and_evaluate(config, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "test.json" in printed
     assert "cross-entropy" in printed
-    assert "…" not in printed  # no heading is cut at 80 columns
+    assert "…" not in printed  # no heading is cut off at 80 columns
 
 
 def test_train_on_a_grammar_file(tmp_path, config, capsys):
@@ -198,8 +198,8 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert main([*command, "--budget", "0"]) == 0
     assert [
         row["length"] for row in TrainingRun(folder).test()["lengths"]
-    ] == lengths  # results for other lengths are measured again
-    # all existing runs are shown, whatever is requested, and showing needs no configurations
+    ] == lengths  # stored results for other lengths are replaced
+    # all existing runs are shown, whatever is requested, and showing them needs no configurations
     assert (
         main(["reproduce", "figure-2", "--tasks", "dyck", "--restarts", "1", "--budget", "0", "--out", str(out)]) == 0
     )
@@ -210,7 +210,7 @@ def test_reproduce_figure_2(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_each_array_job_trains_one_run(tmp_path, capsys):
-    """A loop in place of a cluster, with one repeated job."""
+    """A loop takes the place of a cluster, and one job is repeated."""
     for task in ("dyck", "marked-reversal"):
         (tmp_path / "configs" / task).mkdir(parents=True)
         (tmp_path / "configs" / task / "tf.yaml").write_text(json.dumps(TINY))

@@ -1,4 +1,4 @@
-"""`sweep` and `reproduce` with `--cluster local`: the same results as local processes, also after an interrupt."""
+"""`sweep` and `reproduce` with `--cluster local`: the same results as local processes, even after an interrupt."""
 
 import json
 import os
@@ -25,11 +25,11 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def _quick_workers(monkeypatch):
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other processes on the machine slow them down
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other processes on the machine slow the workers down
 
 
 def figures(out):
-    """Metrics of all runs, without those that depend on time."""
+    """Return the metrics of all runs, without times and memory."""
     clock = ("seconds", "train_seconds", "cpu_seconds", "memory")
     runs = {path.parent.relative_to(out): TrainingRun(path.parent) for path in Path(out).rglob("result.json")}
     return {
@@ -55,7 +55,7 @@ def test_sweep_resumes_after_an_interrupt(tmp_path, capsys, monkeypatch):
 
     def listen() -> None:
         os.setpgid(0, 0)  # like a terminal, which interrupts the whole process group
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if a shell started the tests in the background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore SIGINT
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-m", "stackattn", *command], **pipes, text=True, preexec_fn=listen)
@@ -112,8 +112,8 @@ def test_errors_are_one_line(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_wrong_token_is_one_line(tmp_path, capfd, monkeypatch):
-    """Ray repeats the reason on standard error, from C++, and then raises an error without it."""
+def test_a_wrong_token_gives_an_error_of_one_line(tmp_path, capfd, monkeypatch):
+    """Ray prints the reason repeatedly on standard error, from C++, and then raises an error that omits it."""
     import ray
 
     def refuse(*arguments, **options):
@@ -127,7 +127,7 @@ def test_a_wrong_token_is_one_line(tmp_path, capfd, monkeypatch):
     assert capfd.readouterr().err == expected
 
 
-def test_a_lost_node_is_one_line(caplog):
+def test_a_lost_node_is_reported_once(caplog):
     nodes = [
         {"NodeID": name, "NodeManagerHostname": f"host-{name}", "Alive": True, "Resources": {"CPU": 1, "memory": 4e9}}
         for name in "abc"

@@ -1,3 +1,5 @@
+"""`stackattn demo`: models, figure, report and errors; attention maps."""
+
 import sys
 
 import numpy as np
@@ -37,7 +39,7 @@ def test_demo_trains_the_models_and_draws_a_figure(tmp_path, capsys, monkeypatch
         found = [cell.strip() for cell in row.split("│")[4:-1]]
         assert found == [f"{best['cross_entropy_difference']:.4f}", *shares]
 
-    # again: nothing is trained, and the message without matplotlib says what to install
+    # the second time, nothing is trained, and without matplotlib a message says what to install
     (tmp_path / "out/demo.png").unlink()
     for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -59,7 +61,7 @@ def test_demo_needs_its_configurations(tmp_path, capsys):
 
 
 def test_closing_bracket_share():
-    """A model that knows the last open bracket is always right; one that guesses, as often as its guess occurs."""
+    """A model that tracks open brackets is always right; a fixed guess is right whenever that bracket occurs."""
     language = get_language("dyck")
     strings = np.stack(evaluation_set(language, 3, (12, 12), 20).strings)
 

@@ -1,4 +1,4 @@
-"""Help texts: every command, option and argument is described, with its default; and errors and Ctrl-C in one place."""
+"""Help texts, in which every command, option and argument is described; errors and interrupts of all commands."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from stackattn.training import RunError
 
 
 def parsers(parser):
-    """A parser and, recursively, the parsers of its actions."""
+    """Yield a parser and, recursively, the parsers of its actions."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -101,7 +101,7 @@ def test_interrupts(arguments, message, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("lines", "unbuffered"), [(1, ""), (100_000, ""), (1, "1")])
 def test_a_closed_pipe_ends_a_command_silently(lines, unbuffered, monkeypatch):
-    """As with `stackattn ... | head`: also if the output fits into the buffer and is written at the end."""
+    """As with `stackattn ... | head`, even if the output fits into the buffer and is written at the end."""
     program = f"""
 import argparse, sys
 from stackattn.cli.errors import run_command
@@ -126,7 +126,7 @@ def test_other_broken_pipes_are_errors(capsys, monkeypatch):
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
 def test_a_command_without_standard_output():
-    """`>&-` closes the stream before the start."""
+    """`>&-` closes standard output before the program starts."""
     program = """
 import argparse, sys
 from stackattn.cli.errors import run_command
@@ -140,7 +140,7 @@ sys.exit(run_command(argparse.Namespace(command="config", execute=lambda args: p
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_output_on_a_full_disk_is_named():
+def test_the_error_of_a_full_disk_names_standard_output():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "stackattn", "config", "list"]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -161,7 +161,7 @@ def test_other_runtime_errors_keep_their_traceback():
 
 
 def _replace(monkeypatch, command, error):
-    """Let the function of a command raise an error."""
+    """Make the function of a command raise an error."""
 
     def run(args):
         raise error

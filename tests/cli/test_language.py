@@ -185,7 +185,7 @@ def test_grammar_files_and_their_errors(run, tmp_path):
     assert "g.grammar, line 1: nonterminal 'T' has no rule" in err
 
 
-def test_usage_errors_are_argparse_ones(run, capsys):
+def test_usage_errors_come_from_argparse(run, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["language", "write", "dyck", "out"])
     assert exit_.value.code == 2
@@ -201,4 +201,4 @@ def test_write_locks_its_folder(run, tmp_path):
     assert f"{tmp_path}: another process is writing to this folder" in err
     assert list(tmp_path.iterdir()) == []
     assert run(*words)[0] == 0
-    assert len(list(tmp_path.iterdir())) == 6  # and no lock
+    assert len(list(tmp_path.iterdir())) == 6  # and no lock file

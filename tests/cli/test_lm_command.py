@@ -49,7 +49,7 @@ def rows(text):
 
 
 def table(path):
-    """Rows of a Markdown table by their third column, `ours` or `paper`."""
+    """Return the rows of a Markdown table by their third column, `ours` or `paper`."""
     lines = [x for x in path.read_text().splitlines() if x.startswith("|")]
     header, _, *found = [[cell.strip() for cell in x.split("|")[1:-1]] for x in lines]
     return {line[2]: dict(zip(header, line, strict=True)) for line in found}
@@ -156,7 +156,7 @@ def test_only_results_on_the_run_s_own_corpus_are_written(config, data, tmp_path
     assert json.loads((run / "test.json").read_text())["sentences"] == 4
 
 
-def test_a_changed_corpus_is_neither_trained_on_nor_evaluated(config, data, tmp_path, capsys):
+def test_training_and_evaluation_refuse_a_changed_corpus(config, data, tmp_path, capsys):
     files = {"train": (data / "train.txt", 32), "test": (data / "test.txt", 4)}
     check_changed_files("lm", config, tmp_path / "run", files, capsys)
 
@@ -302,7 +302,7 @@ def test_device(config, tmp_path, capsys, monkeypatch):
         assert found[0] == found[1]
         assert main(["lm", *command, "--device", "abacus"]) == 2
         assert "expected a PyTorch device, such as cpu or cuda, got 'abacus'" in capsys.readouterr().err
-    devices = [str(x) for x in asked_for if isinstance(x, torch.device)]  # loading also calls it with dtypes
+    devices = [str(x) for x in asked_for if isinstance(x, torch.device)]  # loading also calls `to` with dtypes
     assert devices == ["cpu", "cpu:0"] * 3
 
 

@@ -24,7 +24,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A compressed training text, validation as SGML and a plain test set, with some pairs that the filters drop."""
+    """A compressed training set, a validation set in SGML and a plain test set, with pairs that the filters drop."""
     folder = tmp_path_factory.mktemp("files")
     reverse = [" ".join(reversed(line.split())) for line in LINES]
     for side, lines in (("de", LINES), ("en", reverse)):
@@ -124,7 +124,7 @@ def test_prepare_warns_when_the_threshold_removes_most_pieces(files, tmp_path, c
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_changed_corpus_is_neither_trained_on_nor_evaluated(corpus, tmp_path, capsys):
+def test_training_and_evaluation_refuse_a_changed_corpus(corpus, tmp_path, capsys):
     copy, config = shutil.copytree(corpus, tmp_path / "corpus"), tmp_path / "tiny.yaml"
     config.write_text(json.dumps({"data": {"folder": str(copy)}, **TINY}))
     files = {"train": (copy / "train.target", 48), "test": (copy / "test.target", 5)}
@@ -245,7 +245,7 @@ def test_reproduce_table_3(corpus, tmp_path, capsys, monkeypatch):
     assert main(["mt", "evaluate", str(best), "--max-tokens", "1"]) == 0
     assert TrainingRun(best).test()["max_tokens"] == 1
     assert main([*command, "--budget", "0"]) == 0
-    assert TrainingRun(best).test()["max_tokens"] == 256  # results of another beam search are measured again
+    assert TrainingRun(best).test()["max_tokens"] == 256  # stored results of another beam search are replaced
     (best / "test.json").unlink()
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     assert main([*command, "--budget", "0"]) == 0

@@ -1,4 +1,4 @@
-"""Lines that show progress where there is no terminal."""
+"""The lines that show progress when the output is not a terminal."""
 
 import time
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def test_a_shown_line_postpones_the_heartbeat(capsys, monkeypatch):
 
 
 def test_a_heartbeat_ends_silently_when_its_output_is_closed():
-    """An exception in the thread would be printed, with its traceback; pytest reports it."""
+    """An exception in the thread would be printed with its traceback, and pytest would report it."""
 
     class Closed:
         tried = False
