@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stackattn.languages import PCFG
 
 
-class Unsettled(Exception):
+class NotConverged(Exception):
     """The iteration did not converge (a nearly critical grammar)."""
 
 
@@ -35,7 +35,7 @@ def string_distribution(grammar: PCFG, longest: int, rounds: int = 3000) -> dict
         value = new
         if change < 1e-16:
             return dict(zip(strings, value[grammar.start].tolist(), strict=True))
-    raise Unsettled
+    raise NotConverged
 
 
 def derivations(grammar: PCFG, string: tuple[str, ...]) -> list[tuple[Fraction, tuple]]:
@@ -102,9 +102,10 @@ def any_grammars(draw, terminals: str = "ab") -> PCFG:
 
 @st.composite
 def finite_grammars(draw, terminals: str = "ab") -> PCFG:
-    """Grammars in which each string has finitely many derivations, empty and unary rules included.
+    """Grammars with empty and unary rules in which each string has finitely many derivations.
 
-    The nonterminals of a rule without terminals come later in the list, so the rule cannot lead back to itself.
+    The nonterminals of a rule without terminals come later in the list than its left-hand side, so such rules form no
+    cycle.
     """
     names = [f"N{i}" for i in range(draw(st.integers(1, 3)))]
     rules = []

@@ -1,4 +1,4 @@
-"""The symbols that can follow each prefix of a string, against prefix probabilities and enumerated strings."""
+"""The symbols that can follow each prefix of a string, compared with prefix probabilities and with known answers."""
 
 import itertools
 
@@ -13,7 +13,7 @@ LONG = 24  # long enough to complete every prefix of the random grammars
 
 
 def by_prefix_probabilities(language, string, longest=LONG):
-    """Whether some string of at most `longest` symbols begins with each prefix and next symbol."""
+    """Return, for each prefix, whether a string of up to `longest` symbols continues with each symbol or ends."""
     size = len(language.symbols)
     rows = np.zeros((len(string) + 1, size + 1), dtype=bool)
     for t in range(len(string) + 1):
@@ -37,7 +37,7 @@ def test_languages_of_the_experiments(name):
     generator = np.random.default_rng(0)
     (length,) = language.valid_lengths(6, 12)[:1]
     member = language.sample(int(length), 2, generator=generator)
-    other = generator.integers(len(language.symbols), size=(6, 5))  # most of them are no prefixes
+    other = generator.integers(len(language.symbols), size=(6, 5))  # most of them are not prefixes of any string
     for string in [*member, *other]:
         found = language.possible_next_symbols(string)
         np.testing.assert_array_equal(found, by_prefix_probabilities(language, string, 3 * len(string) + 6))
@@ -45,7 +45,7 @@ def test_languages_of_the_experiments(name):
 
 @pytest.mark.parametrize("name", ["dyck", "hardest-cfl", "unmarked-reversal"])
 def test_long_strings_of_several_lengths_at_once(name):
-    """More than 64 symbols: the sets of positions have several words."""
+    """The strings have more than 64 symbols, so a set of positions takes several words of 64 bits."""
     language = get_language(name)
     strings = language.sample_lengths(language.valid_lengths(60, 150)[[0, 5, 12, 20]], np.random.default_rng(1))
     together = language.possible_next_symbols(strings)
@@ -73,7 +73,7 @@ def test_dyck_closes_only_the_innermost_bracket():
             stack.pop()
 
 
-def test_the_language_of_one_string():
+def test_a_language_with_one_string():
     grammar = PCFG.from_text("S -> 'a' 'b'")
     assert grammar.possible_next_symbols("ab").tolist() == [
         [True, False, False],

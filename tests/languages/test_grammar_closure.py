@@ -1,4 +1,4 @@
-"""The closure preserves the grammar's distribution: compared with fixed-point iteration and closed forms."""
+"""The closure preserves the grammar's distribution, which fixed-point iteration and closed forms give independently."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from grammar_oracles import Unsettled, any_grammars, string_distribution
+from grammar_oracles import NotConverged, any_grammars, string_distribution
 from hypothesis import HealthCheck, assume, given, settings
 
 from stackattn.languages import PCFG, decimals
@@ -17,7 +17,7 @@ RANDOM = {"deadline": None, "derandomize": True, "suppress_health_check": [Healt
 def check_against_iteration(grammar: PCFG, longest: int) -> None:
     try:
         expected = string_distribution(grammar, longest)
-    except Unsettled:
+    except NotConverged:
         assume(False)
         return
     strings = [" ".join(w) for w in expected]
@@ -89,7 +89,7 @@ def test_critical_empty_strings_are_exact_to_machine_precision(arity, end):
 
 
 def test_nearly_critical_empty_strings():
-    # With p = 1/2 + d the probability of the empty string is (1 - 2d) / (1 + 2d); the other root is 1.
+    # With p = 1/2 + d, the probability of the empty string is (1 - 2d) / (1 + 2d); the other root is 1.
     d = 10**-10
     grammar = PCFG.from_text(f"S -> 'a' E\nE -> E E [{10**10 + 2}/{2 * 10**10}] | [{10**10 - 2}/{2 * 10**10}]")
     assert grammar.log_prob("a") == pytest.approx(math.log1p(-4 * d / (1 + 2 * d)), abs=2e-16)

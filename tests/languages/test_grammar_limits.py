@@ -15,7 +15,7 @@ from stackattn.languages.notation import MAX_SYMBOLS
 
 @pytest.fixture(autouse=True)
 def limit():
-    """Each test takes at most five seconds of CPU time; without the limits it would take minutes or all memory."""
+    """Each test takes at most five seconds of CPU time; without the limits, it would take minutes or all memory."""
     start = time.process_time()
     yield
     assert time.process_time() - start < 5

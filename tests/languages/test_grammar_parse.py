@@ -15,7 +15,7 @@ RANDOM = {"deadline": None, "derandomize": True, "suppress_health_check": [Healt
 
 
 def tree_log_prob(grammar: PCFG, tree: Tree) -> float:
-    """Return the log of the product of the heaviest rules that match each node."""
+    """Return the log of the product, over all nodes, of the weight of the heaviest rule that matches the node."""
     weights: dict[tuple, float] = {}
     for lhs, rhs, weight in grammar.rules:
         weights[lhs, rhs] = max(weights.get((lhs, rhs), 0.0), float(weight))

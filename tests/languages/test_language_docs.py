@@ -1,4 +1,4 @@
-"""Runs the examples of docs/languages.md."""
+"""The examples of docs/languages.md and of docstrings."""
 
 import doctest
 import re

@@ -34,7 +34,7 @@ def test_a_generator_shuffles_batches_and_examples_of_the_same_length():
     assert made[0] == made[1] != made[2]
     first = [lengths[batch[0]] for batch in made[0]]
     assert first != sorted(first)
-    assert sorted(map(sorted, made[0])) != sorted(map(sorted, made[2]))  # batches contain other examples
+    assert sorted(map(sorted, made[0])) != sorted(map(sorted, made[2]))  # the batches contain different examples
 
 
 def test_invalid_budget():

@@ -10,7 +10,7 @@ from stackattn.text.bitext import Filters, read_pairs, read_sentences, select
 
 @pytest.fixture
 def files(tmp_path):
-    """Function that writes two files of lines and returns their paths."""
+    """Return a function that writes two files of lines and returns their paths."""
 
     def write(source, target):
         paths = tmp_path / "text.de", tmp_path / "text.en"

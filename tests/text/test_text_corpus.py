@@ -24,7 +24,7 @@ def write_words(folder, train=SENTENCES, validation=SENTENCES[:3], test=SENTENCE
 
 
 def write_pairs(folder):
-    """Raw files for a bitext corpus."""
+    """Write raw files for a bitext corpus, and return their paths by split."""
     folder.mkdir(parents=True)
     files = {}
     for split, size in (("train", 30), ("validation", 6), ("test", 6)):
@@ -45,7 +45,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture(params=["monolingual", "bitext"])
 def corpus(request, prepared, tmp_path):
-    """The class of a corpus and a copy of it."""
+    """The class of a corpus, and the folder of a copy of the corpus."""
     cls = {"monolingual": MonolingualCorpus, "bitext": BitextCorpus}[request.param]
     return cls, shutil.copytree(prepared / request.param, tmp_path / request.param)
 
@@ -152,7 +152,7 @@ def test_corpora_of_earlier_versions(corpus):
 
 
 def test_a_hash_recorded_by_an_earlier_version(tmp_path):
-    """The files are those of the version before fingerprints, byte for byte."""
+    """The files are those of the last version without fingerprints, byte for byte."""
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "vocabulary.json").write_text(
@@ -207,7 +207,7 @@ def test_missing_and_unknown_splits(corpus):
 
 
 def test_empty_and_uneven_files_of_earlier_versions(prepared, tmp_path):
-    """Reports of earlier versions may lack counts, so the readers count."""
+    """Reports of earlier versions may lack counts, so the sentences are counted when a split is read."""
     folder = shutil.copytree(prepared / "bitext", tmp_path / "bitext")
     (folder / "test.target").write_text("one\n")
     (folder / "validation.source").write_text("")

@@ -15,19 +15,19 @@ DICTIONARY = {"the", "shares", "bank"}
         ("Bonk", "UNK-INITC"),
         ("BONK", "UNK-CAPS"),
         ("McBonk", "UNK-CAPS"),
-        ("BANK", "UNK-CAPS"),  # known in small letters, but more than one capital
+        ("BANK", "UNK-CAPS"),  # known in lower case, but has more than one capital
         ("'N", "UNK-CAPS"),
         ("8B", "UNK-CAPS-NUM"),
-        ("iBonk", "UNK-LC"),  # begins with a small letter
+        ("iBonk", "UNK-LC"),  # begins with a lower-case letter
         ("bonk", "UNK-LC"),
-        ("'tis", "UNK-LC"),  # i before s: no other suffix
+        ("'tis", "UNK-LC"),  # no -s after i, and no other suffix
         ("37.5", "UNK-NUM"),
         ("1990s", "UNK-LC-NUM-s"),
         ("-", "UNK-DASH"),
         ("bonk-like", "UNK-LC-DASH"),
         ("10-bonk", "UNK-LC-NUM-DASH"),
-        ("Bonk-ly", "UNK-INITC-DASH"),  # a dash: no suffix ...
-        ("x-bonks", "UNK-LC-DASH-s"),  # ... but -s
+        ("Bonk-ly", "UNK-INITC-DASH"),  # with a dash, no suffix counts ...
+        ("x-bonks", "UNK-LC-DASH-s"),  # ... except -s
         ("bonks", "UNK-LC-s"),
         ("Shares", "UNK-INITC-KNOWNLC-s"),
         ("as", "UNK-LC"),  # too short for -s
