@@ -22,7 +22,7 @@ SEQ2SEQ = ["seq2seq 1", "seq2seq superposition-3", "seq2seq nondeterministic-2-2
 
 
 def language_model(kind: str, seed: int, eos_bias: float = 0.0):
-    """A model in float64: a full pass and single steps differ far less than random scores do."""
+    """Return a model in float64, in which rounding errors are too small to change the order of scores."""
     torch.manual_seed(seed)
     if kind.startswith("lstm"):
         stack = kind.partition("+")[2] or None
@@ -64,7 +64,7 @@ class Prefixes(State):
 
 
 class Table(nn.Module):
-    """Next-token probabilities by the text predicted so far, initially `""`; eos has probability 1 after other text."""
+    """Next-token probabilities by the text so far, initially `""`; after any other text, eos has probability 1."""
 
     def __init__(self, table: dict[str, dict[str, float]]):
         super().__init__()

@@ -51,26 +51,26 @@ STACKS = {
 
 
 def make(architecture, stacks="superposition", **options):
-    """A model in float64 whose large weights make outputs depend on earlier tokens."""
+    """Return a model in float64 with large weights, so that outputs depend on earlier tokens."""
     torch.manual_seed(0)
     config_class, model_class = CLASSES[architecture]
     sizes = {**SIZES[architecture], **TOKENS, "initializer_range": 0.5}
     model = model_class(config_class(**{**sizes, **STACKS[stacks], **options})).double().eval()
     for module in model.modules():
         if isinstance(module, StackAttention):
-            torch.nn.init.normal_(module.to_output.weight)  # inserted stacks begin with zeros
+            torch.nn.init.normal_(module.to_output.weight)  # it is initialised with zeros in inserted stacks
     return model
 
 
 def plain(architecture, **options):
-    """The same model without stacks, as Hugging Face makes it."""
+    """Return the same model without stacks, built by the classes of Hugging Face."""
     torch.manual_seed(0)
     config_class, model_class = PLAIN[architecture]
     return model_class(config_class(**{**SIZES[architecture], **TOKENS, "initializer_range": 0.5, **options})).eval()
 
 
 def layers(model):
-    """The transformer layers of a model."""
+    """Return the transformer layers of a model."""
     return model.base_model.h if hasattr(model.base_model, "h") else model.base_model.layers
 
 

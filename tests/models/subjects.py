@@ -99,7 +99,7 @@ class Subject:
     source: tuple[Tensor, Tensor] | None = None  # tokens and lengths of the encoder's input
 
     def inputs(self, B: int, T: int) -> Tensor:
-        """Random inputs: vectors (B, T, D) for layers, tokens (B, T) that begin with bos for models."""
+        """Return random inputs: vectors (B, T, D) for layers, tokens (B, T) that begin with bos for models."""
         if self.is_layer:
             return torch.randn(B, T, D, dtype=torch.float64)
         tokens = torch.randint(TOKENS - 1, (B, T))
@@ -107,7 +107,7 @@ class Subject:
         return tokens
 
     def spoil(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Put garbage into the padding."""
+        """Return a copy of x with garbage in the padding."""
         padding = torch.arange(x.shape[1]) >= lengths[:, None]
         if self.is_layer:
             return x.masked_fill(padding[..., None], torch.nan)

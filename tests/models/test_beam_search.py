@@ -12,7 +12,7 @@ from stackattn.models import (
 
 
 def naive_beam_search(full_pass, beam_size, limit):
-    """Literal beam search; `full_pass` maps lists of tokens to the log-probabilities of the next tokens."""
+    """Beam search by its definition; `full_pass` maps lists of tokens to the log-probabilities of the next tokens."""
     k = min(beam_size, V)
     beam = [([], 0.0)]  # tokens with eos, log-probability
     for _ in range(limit):
@@ -32,7 +32,7 @@ def naive_beam_search(full_pass, beam_size, limit):
 
 @torch.no_grad()
 def compare(model, prompts, lengths, limit, beam_size, source=None, source_lengths=None):
-    """Compare the batched search with the naive one for each prompt; returns the cases that occurred."""
+    """Compare the batched search with the naive one for each prompt, and return the cases that occurred."""
     state = None if source is None else model.initial_state(source, source_lengths)
     found = beam_search(model, prompts, state, lengths=lengths, eos=EOS, beam_size=beam_size, max_new_tokens=limit)
     seen = []
@@ -75,7 +75,7 @@ def check_beam_search(seeds):
 def test_beam_search_equals_naive_search():
     seen = check_beam_search(range(108))
     assert sum(not finished for _, finished, _ in seen) >= 50, "some hit the limit"
-    assert sum(passed_over for _, _, passed_over in seen) >= 10, "some of them with finished hypotheses below"
+    assert sum(passed_over for _, _, passed_over in seen) >= 10, "some of them with a finished hypothesis in the beam"
     assert len({length for length, finished, _ in seen if finished}) >= 5, "some end sooner than others"
 
 
@@ -86,7 +86,7 @@ def search(table, **options):
 
 
 def test_beam_search_continues_while_the_best_hypothesis_is_unfinished():
-    # "" finishes at once with 0.4, less than "a" (0.6); "ab$" has 0.6 * 0.5 * 0.9 = 0.27, a mean of 0.646.
+    # "" finishes at once with 0.4, less than "a" (0.6); "ab$" has 0.6 * 0.5 * 0.9 = 0.27, a geometric mean of 0.646.
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.5, "c": 0.3, "$": 0.2}, "ab": {"$": 0.9, "a": 0.1}}
     assert search(table, beam_size=2)[:3] == ("ab", True, pytest.approx(0.27))
     # If "$" has probability 0.7, the search ends at once.
@@ -95,7 +95,7 @@ def test_beam_search_continues_while_the_best_hypothesis_is_unfinished():
 
 
 def test_beam_search_ends_when_a_finished_hypothesis_is_best():
-    # After one step "a" (0.55) leads; after two the frozen "$" (0.45) beats every continuation of "a" (sqrt 0.17).
+    # After one step, "a" (0.55) leads; after two, the finished "$" (0.45) beats every continuation of "a" (sqrt 0.198).
     table = {"": {"$": 0.45, "a": 0.55}, "a": {"a": 0.3, "b": 0.3, "c": 0.4}}
     text, finished, p, _ = search({**table, "a": {"a": 0.3, "b": 0.34, "c": 0.36}}, beam_size=2)
     assert (text, finished, p) == ("", True, pytest.approx(0.45))
@@ -113,4 +113,4 @@ def test_beam_search_returns_an_unfinished_hypothesis_at_the_limit():
 def test_beam_search_extends_only_unfinished_hypotheses():
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.9, "a": 0.1}, "ab": {"b": 0.9, "a": 0.1}}
     model = search(table, beam_size=2, max_new_tokens=3)[3]
-    assert model.rows == [1, 1, 1], "the finished hypothesis takes the other place of the beam"
+    assert model.rows == [1, 1, 1], "the finished hypothesis takes the other place in the beam"

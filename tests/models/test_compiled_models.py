@@ -1,4 +1,4 @@
-"""Compiled models give the same outputs and gradients."""
+"""Compiled models give the same outputs and gradients as uncompiled ones."""
 
 import warnings
 
@@ -42,7 +42,7 @@ def compare(subject, backend, *runs):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("Tf, tied", "Seq2Seq")])
 def test_traced(name):
-    """Everything except code generation, which takes longest."""
+    """Test everything except code generation, which takes the longest."""
     compare(make(name).rows(3), "aot_eager", (4, torch.tensor([4, 3, 1])))
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face models on a GPU: stacks wait for nothing, and masks that cannot be supported give nan."""
+"""Hugging Face models on a GPU: stacks never wait for the device, and unsupported masks give nan."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ B, T = 2, 4
 
 @pytest.fixture(autouse=True)
 def _without_addresses(monkeypatch):
-    # GPT-2 of transformers reads tokens to warn of padding
+    # GPT-2 of transformers reads tokens to warn about padding
     monkeypatch.setattr(PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None)
     for module in (extension, states):  # fake tensors have no addresses
         monkeypatch.setattr(module, "same_place", lambda one, other: one is other)
@@ -36,7 +36,7 @@ def on(device, architecture, stacks):
 def test_a_training_step_and_a_cache(architecture, stacks):
     with gpu_with_values() as gpu:
         model = on(gpu.device, architecture, stacks)
-        gpu.reads.clear(), gpu.copies.clear()  # of the initialisation
+        gpu.reads.clear(), gpu.copies.clear()  # those of the initialisation
         tokens = torch.randint(VOCABULARY, (B, T), device=gpu.device)
         cache, results = DynamicCache(config=model.config), [model(tokens, labels=tokens)]
         results += [model(part, past_key_values=cache, use_cache=True) for part in (tokens, tokens[:, :1])]
@@ -72,7 +72,7 @@ class Copy(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-def test_a_mask_that_cannot_be_supported_gives_nan(monkeypatch, dtype):
+def test_an_unsupported_mask_gives_nan(monkeypatch, dtype):
     layer, x = CachedStackAttention(Copy(), 0), torch.randn(B, T, 6)
     visible = torch.ones(B, 1, T, T, dtype=torch.bool).tril()
     for module in (adapters, attention):

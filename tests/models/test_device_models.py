@@ -1,4 +1,4 @@
-"""Layers, models, generation and training steps on a GPU: nothing waits for the device and no tensor is elsewhere."""
+"""Layers, models, generation and training steps on a GPU: nothing waits for the device, and all tensors are on it."""
 
 import copy
 import math
@@ -57,7 +57,7 @@ def test_a_training_step(name, padded):
 
 
 def extended(module, x, lengths, state):
-    """Results and state of three chunks, between which the sequences change places."""
+    """Return the results and the state of three chunks; the order of the sequences is reversed after each chunk."""
     results = []
     for chunk, taken in ((x[:, :3], lengths), (x[:, 3:4], None), (x[:, 4:], None)):
         y, state = module.extend(chunk, state, taken)
@@ -68,7 +68,7 @@ def extended(module, x, lengths, state):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_the_cpu(name):
-    """A whole pass, and steps whose states are differentiated, detached and, except for LSTMs, restarted."""
+    """A full pass, and two passes in chunks; the state between them is restarted, or detached in the case of LSTMs."""
     subject = make(name)
     modules = {"cpu": subject.module, "cuda": copy.deepcopy(subject.module)}
     found = {}
@@ -96,7 +96,7 @@ STARTS = torch.tensor([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool(
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax"))])
 def test_documents_that_share_a_row(name):
-    """Their places are computed on the CPU. Without lengths, nothing is read from the GPU."""
+    """Their positions are computed on the CPU. Without lengths, nothing is read from the GPU."""
     with gpu_with_values() as gpu:
         module, x = on(gpu.device, name), inputs(gpu.device, name)
         loss = module(x, starts=STARTS).sum()
@@ -121,7 +121,7 @@ def test_weights_and_actions(name):
 
 
 def test_a_constant_on_the_cpu_is_noticed():
-    """Shows that the tests of this file can fail."""
+    """Show that the tests of this file can fail."""
     with fake_gpu() as gpu:
         module, x = on(gpu, "Tf+Nd"), inputs(gpu, "Tf+Nd")
         module.trunk.layers[1].attention.function.initial_values = lambda batch_size: torch.zeros(batch_size, 1, 3)
@@ -143,7 +143,7 @@ def test_generation_reads_only_tokens_and_log_probabilities(monkeypatch, name, d
 
     monkeypatch.setattr(generation, "_on_host", on_host)
     monkeypatch.setattr(generation, "_has_nan", lambda x: False)
-    # The indices of unfinished beams and prompts are on the host; their copy to the device belongs to reading tokens.
+    # The indices of unfinished beams and prompts are on the host; copying them to the device is part of reading tokens.
     monkeypatch.setattr(generation, "_on_device", lambda data, device: torch.zeros(len(data), device=device).long())
     with fake_gpu() as gpu:
         model = on(gpu, name)
@@ -224,7 +224,7 @@ def test_charts_stay_in_float64_under_autocast(monkeypatch):
 
 
 def test_generation_repeats_a_step_beyond_the_range(monkeypatch):
-    """Logits beyond the range of float64: nan at first, then computed exactly with immediate checks."""
+    """Logits beyond the range of float64 first give nan; then the step is repeated, exactly, with immediate checks."""
     model = MODELS["Tf+Nd"]().double().eval()
     attention = model.trunk.layers[1].attention.function
     attention.to_actions.weight.data *= 1e5

@@ -1,4 +1,4 @@
-"""Greedy decoding, sampling and beam search on models with known answers and in full passes; wrong arguments."""
+"""Greedy decoding, sampling and beam search, compared with known answers and with full passes; wrong arguments."""
 
 import math
 from dataclasses import dataclass
@@ -114,7 +114,7 @@ def test_samples_are_reproducible_and_independent(kind):
     assert found == draw(0, EOS)
     assert found != draw(1, EOS)
     assert len({len(result.tokens) for result in found if result.finished}) > 1, "some end before others"
-    # Without eos no prompt leaves the batch: the tokens before eos must be the same.
+    # Without eos, no prompt leaves the batch: the tokens before eos must be the same.
     for ended, endless in zip(found, draw(0, None), strict=True):
         assert len(endless.tokens) == 8
         cut = endless.tokens.index(EOS) if EOS in endless.tokens else 8
@@ -162,7 +162,7 @@ def test_impossible_tokens_are_never_drawn(total):
     assert _draw(weights, uniform).tolist() == [1, 1, 3, 3]
 
 
-def test_without_dropout_and_gradients():
+def test_generation_disables_dropout_and_restores_the_modes_of_modules():
     model = TransformerLM(
         TransformerLMConfig(
             input_size=V + 1, output_size=V, layers="1.superposition-3", d_model=8, heads=2, dropout=0.5

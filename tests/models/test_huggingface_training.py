@@ -10,13 +10,13 @@ import huggingface_models as small  # noqa: E402
 from stackattn.models.huggingface import train_only_stacks  # noqa: E402
 
 pytestmark = pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-# transformers 5.23 has other names for these options, which 5.22 lacks
+# transformers 5.23 deprecates these names of options, but 5.22 does not have the new ones
 OLD_NAMES = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
 INSERTED = "1.superposition-4.1.nondeterministic-2-2-3.1"
 
 
 def train(model, steps=30, learning_rate=0.01):
-    """Train on one batch; return the losses."""
+    """Train on one batch, and return the losses."""
     tokens = small.prompts(4, 8)
     optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=learning_rate)
     losses = []
@@ -108,7 +108,7 @@ def test_saved_and_loaded(architecture, stacks, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_model_says_how_to_load_it(architecture, tmp_path):
-    """In a process that has not imported stackattn."""
+    """It can be loaded in a process that has not imported stackattn, and its model card says what to install."""
     model = small.make(architecture, "both").float()
     model.save_pretrained(tmp_path / "model")
     program = """
@@ -135,7 +135,7 @@ torch.save(model(torch.load(sys.argv[2])).logits.detach(), sys.argv[3])
 
 @pytest.mark.parametrize("stack", ["nondeterministic-2-2-3", "superposition-4"])
 def test_stack_in_place_of_attention_of_a_trained_model(architecture, stack, tmp_path):
-    """All other weights are those of the trained model; those of the stack are initialised, not left uninitialised."""
+    """The weights of the stack are initialised; all others are those of the trained model."""
     trained = small.plain(architecture)
     trained.save_pretrained(tmp_path)
     model = small.CLASSES[architecture][1].from_pretrained(tmp_path, stack_layers=f"1.{stack}.1")

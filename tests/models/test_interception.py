@@ -1,4 +1,4 @@
-"""Hooks and autocast see the fused operators of a training step like ordinary ones."""
+"""Hooks and autocast work with the fused operators of a training step as with ordinary ones."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def step(request):
     text = torch.randint(config.output_size, (2, 8))
 
     def run():
-        torch.manual_seed(1)  # of dropout
+        torch.manual_seed(1)  # for dropout
         loss = cross_entropy(model(text).flatten(0, 1).float(), text.flatten())
         return loss, torch.autograd.grad(loss, list(model.parameters()))
 
@@ -48,7 +48,7 @@ def test_module_hooks(step):
 
 
 def test_hooks_on_saved_tensors(step):
-    """What activation offloading does: each saved tensor is moved elsewhere and back."""
+    """Each saved tensor is copied and read back, as in activation offloading."""
     expected, packed = step(), []
     with saved_tensors_hooks(lambda x: packed.append(x.shape) or x.clone(), lambda x: x.clone()):
         found = step()

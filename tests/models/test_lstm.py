@@ -48,7 +48,7 @@ def cell(model, x, h, c):
 
 
 def superposition_reading(model, hidden):
-    """Reading from the hidden states (B, t, h) after each token so far."""
+    """Return the reading, computed from the hidden states (B, t, h) after each token so far."""
     stack = model.stack
     if hidden.shape[1] == 0:
         return hidden.new_zeros(len(hidden), stack.reading_size)

@@ -22,7 +22,7 @@ def tokens():
 
 @pytest.mark.parametrize(("positions", "invariant"), [("none", True), ("sinusoidal", False), ("rotary", False)])
 def test_only_a_model_without_positions_ignores_the_order_of_earlier_tokens(positions, invariant, tokens):
-    """In one layer of softmax attention, the last step sees the earlier ones as a set."""
+    """One layer of softmax attention treats the earlier tokens as a set."""
     model = language_model(layers=1, positions=positions)
     order = torch.tensor([4, 2, 0, 6, 1, 7, 3, 5, 8])
     same = torch.allclose(model(tokens)[:, -1], model(tokens[:, order])[:, -1], atol=1e-6)

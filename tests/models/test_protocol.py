@@ -23,7 +23,7 @@ PLANS = {
 
 
 def run(subject, x, plan):
-    """Run the plan; returns one tensor of outputs per sequence."""
+    """Run the plan, and return one tensor of outputs per sequence."""
     state, at = subject.initial_state(len(x)), torch.zeros(len(x), dtype=torch.long)
     found = [[] for _ in x]
     for shares in plan:
@@ -39,7 +39,7 @@ def run(subject, x, plan):
 
 
 def gradients(subject, x, outputs):
-    """Gradients of a loss that weights each output differently."""
+    """Return the gradients of a loss that weights each output differently."""
     generator = torch.Generator().manual_seed(1)
     loss = sum((y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum() for y in outputs)
     inputs = list(subject.module.parameters()) + [x] * x.requires_grad
@@ -170,7 +170,7 @@ def test_detached_states_of_models(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_causality(name):
-    """A change at step t leaves earlier outputs bitwise equal and changes later ones."""
+    """A change at step t changes the output at step t and later ones, but no earlier one, up to rounding."""
     subject = make(name).rows(B)
     x = subject.inputs(B, T)
     before = subject.full(x)
@@ -216,7 +216,7 @@ def test_inputs_on_another_device(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax"))])
 def test_documents_that_share_a_row(name):
-    """Each is read as if it were alone, and its gradients are its own."""
+    """Each document has the outputs and gradients that it has alone."""
     subject = make(name)
     x = subject.inputs(2, 9)
     starts = torch.tensor([[1, 0, 0, 0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0, 0]]).bool()
@@ -238,7 +238,7 @@ def test_documents_that_share_a_row(name):
     "name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax", "LSTM"))]
 )
 def test_documents_that_start_while_a_state_is_extended(name, ends):
-    """Rows that continue their document, and that start one later, at once, and several; then all continue."""
+    """In the chunk, rows start no document, one in the middle, one at the beginning, and several; then all continue."""
     subject = make(name)
     x = subject.inputs(4, 14).requires_grad_(subject.is_layer)
     firsts = [[0], [0, 5], [0, 3], [0, 6, 8, 9]]

@@ -87,9 +87,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("at", range(11))
 @pytest.mark.parametrize("old", [True, False])
 def test_an_interrupted_save_leaves_the_old_model_the_new_one_or_none(at, old, layers, tmp_path, monkeypatch):
-    """Interrupted before each operation on the disk: the old or the new model can be loaded, or no config is left.
+    """After an interruption before any disk operation, the old or the new model can be loaded, or there is no config.
 
-    A config is missing only if there was none or if it changes, and only after both temporary files are complete.
+    The config is missing only if there was none before, or if it changes and both temporary files are complete.
     """
     first, second = lm("1"), lm(layers)
     if old:
@@ -194,12 +194,12 @@ WRONG_CONFIGS = {
     "truncated": (lambda text: text[:50], "not JSON"),
     "binary": (lambda text: "\x00\x01", "not JSON"),
     "a list": (lambda text: "[1, 2]", "expected a JSON object, got list"),
-    "of others": (
+    "of another library": (
         lambda text: '{"model_type": "gpt2"}',
         "unknown key 'model_type'; expected one of format_version, kind",
     ),
     "no kind": (edited(lambda head: head.pop("kind")), "missing key 'kind'"),
-    "from the future": (
+    "newer format": (
         edited(lambda head: head.update(format_version=4, library_version="9.9")),
         r"expected a format from 1 to 3, got 4, written by stackattn 9\.9; this is stackattn",
     ),
@@ -207,13 +207,13 @@ WRONG_CONFIGS = {
         edited(lambda head: head.update(kind="TransformersLM")),
         "unknown kind 'TransformersLM'; did you mean 'TransformerLM'?",
     ),
-    "kind is no name": (edited(lambda head: head.update(kind=["LSTMLM"])), r"kind: expected str, got \['LSTMLM'\]"),
-    "config is no object": (edited(lambda head: head.update(config=3)), "config: expected .*, got 3"),
+    "kind is not a name": (edited(lambda head: head.update(kind=["LSTMLM"])), r"kind: expected str, got \['LSTMLM'\]"),
+    "config is not an object": (edited(lambda head: head.update(config=3)), "config: expected .*, got 3"),
     "misspelt": (
         edited(lambda head: head["config"].update(d_modle=head["config"].pop("d_model"))),
         "config: unknown key 'd_modle'; did you mean 'd_model'?",
     ),
-    "one too many": (
+    "extra key": (
         edited(lambda head: head["config"].update(dropuot=0.1)),
         "config: unknown key 'dropuot'; did you mean 'dropout'?",
     ),

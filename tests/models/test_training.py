@@ -2,7 +2,7 @@
 
 The tokens after the marker are determined by w. Lengths from 1 to 4 and letters are uniform, so the lowest possible
 cross-entropy is (ln 4 + mean length * ln 2) / mean number of predictions = 0.443 nats per prediction. A model that
-knows lengths and frequencies but not the order needs ln 2 nats for each letter after the marker, too.
+knows lengths and frequencies but not the order also needs ln 2 nats for each letter after the marker.
 """
 
 from itertools import product
@@ -39,7 +39,7 @@ def transformer(layers):
 
 
 def batch():
-    """All texts, with each length equally often: inputs, targets and lengths."""
+    """Return inputs, targets and lengths of all texts; each length occurs equally often."""
     T = max(map(len, TEXTS)) + 1
     inputs, targets = torch.full((len(TEXTS), T), 10**6), torch.full((len(TEXTS), T), PAD)
     for b, text in enumerate(TEXTS):

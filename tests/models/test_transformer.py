@@ -62,7 +62,7 @@ def pytorchs(kind, config, layers):
 
 
 def noisy(model):
-    """Draw all parameters at random: values such as 1 and 0 in layer norms could hide errors."""
+    """Add noise to all parameters: values such as 1 and 0 in layer norms could hide errors."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -92,9 +92,10 @@ def test_language_model_equals_pytorch(tied):
 
 
 def test_language_model_equals_pytorch_in_training():
-    """With the same random numbers, dropout is in the same places, and also on the embeddings.
+    """With the same random numbers, dropout is applied in the same places, including the embeddings.
 
-    With one sequence only, so that the memory layouts agree, and in float64, for which dropout is PyTorch's.
+    There is only one sequence, so that the memory layouts agree, and the dtype is float64, for which the model uses
+    PyTorch's dropout.
     """
     config = replace(paper_config("dyck", "Tf"), dropout=0.2)
     ours = noisy(TransformerLM(config))
@@ -163,7 +164,7 @@ def test_push_activation(published):
 
 
 def uniform(x, bound):
-    """Whether x is plausible as a sample of the uniform distribution on (-bound, bound)."""
+    """Return whether x is plausible as a sample of the uniform distribution on (-bound, bound)."""
     n = x.numel()
     x = x.detach() / bound
     return bool(
@@ -179,7 +180,7 @@ def xavier(x, gain=1.0):
 
 
 def initialised_as_in_the_paper(model, s):
-    """Check every parameter once; returns the number of parameters."""
+    """Check every parameter once, and return the number of parameters."""
     left = dict(model.named_parameters())
 
     def take(name):
@@ -225,7 +226,7 @@ def test_initialisation_of_translation(architecture):
     assert not hasattr(model, "output")
 
 
-def test_feed_forward_networks_of_stack_layers_have_another_initialisation():
+def test_feed_forward_networks_of_stack_layers_are_initialised_differently():
     plain, stack = (TransformerLM(paper_config("dyck", name)).trunk.layers[2] for name in ("Tf", "Tf+Sup"))
     assert plain.feed_forward.function[0].bias.abs().max() > 0
     assert stack.feed_forward.function[0].bias.abs().max() == 0
