@@ -21,7 +21,7 @@ TABLES = sorted(path for name in TARGETS for path in RESULTS.glob(f"*/{name}.md"
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: "-".join(path.parts[-2:]))
-def test_committed_tables_are_what_the_code_makes_of_the_committed_runs(path, tmp_path, capsys):
+def test_the_committed_runs_give_the_committed_tables(path, tmp_path, capsys):
     target = TARGETS[path.stem]
     assert target.show(target.cells(path.parent), tmp_path) == 0
     assert (tmp_path / path.name).read_text() == path.read_text()
@@ -38,7 +38,7 @@ def test_there_are_runs():
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: "-".join(folder.parts[-4:]))
 def test_a_committed_run_has_the_shipped_configuration(folder):
-    """Options, learning rate and seeds. In older runs, restart K has the same draws in every cell."""
+    """Options, learning rate and seeds are equal. In older runs, restart K has the same draws in every cell."""
     name, task, model, number = folder.parts[-4:]
     ((_, config),) = TARGETS[name].jobs(folder, [task], [model], [int(number)])
     if not TARGETS[name].same_draws:
@@ -51,7 +51,7 @@ FULL_RUNS = sorted(path.parent for path in (RESULTS / "figure-2-full").rglob("me
 
 @pytest.mark.parametrize("folder", FULL_RUNS, ids=lambda folder: "-".join(folder.parts[-3:]))
 def test_a_run_to_early_stopping_is_a_restart_of_figure_2(folder):
-    """With the options of the published code, and the learning rate and the seeds of its cell and number."""
+    """It has the options of the published code, and the learning rate and the seeds of its cell and number."""
     task, model, number = folder.parts[-3:]
     ((_, config),) = TARGETS["figure-2"].jobs(folder, [task], [model], [int(number)])
     assert options(config_of(type(config), folder)) == options(config)

@@ -1,4 +1,4 @@
-"""The shipped configurations: each one loads, and the paper's have its sizes and settings."""
+"""The shipped configurations: each one loads, and those of the paper have its sizes and settings."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The comparison of models with a window or a limited depth with exact ones."""
+"""Models with a window or a limited depth, compared with exact ones."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Stored measurements of runs: a damaged file is reported, and does not stop a table."""
+"""Stored measurements of runs: a damaged file is reported, and the table is still made."""
 
 import shutil
 from pathlib import Path

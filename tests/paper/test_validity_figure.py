@@ -38,7 +38,7 @@ def test_the_best_run_is_measured_once(tmp_path, capsys, monkeypatch):
 
 
 def test_strings_of_odd_length(tmp_path, monkeypatch):
-    """Strings of marked reversal have odd lengths: each column shows the next longer one, the last column, too."""
+    """Strings of marked reversal have odd lengths, so each column, including the last, shows the next longer length."""
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(validity, "LENGTHS", (10, 70))
     monkeypatch.setattr(validity, "STRINGS", 2)

@@ -63,7 +63,7 @@ def lines(folder: Path) -> int:
 
 
 def outcome(folder: Path) -> tuple[Any, ...]:
-    """Return everything that must be reproducible: metrics and result without times, and the best model."""
+    """Return everything that must be reproducible: metrics and result without times and memory, and the best model."""
     run = TrainingRun(folder)
     result = run.result()
     times = ("seconds", "train_seconds", "cpu_seconds", "memory")

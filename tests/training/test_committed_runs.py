@@ -1,4 +1,4 @@
-"""Every run in experiments/results can be read: configuration, metrics, result, test results and environment."""
+"""Runs of earlier versions in experiments/results can be read: configuration, metrics, results and environment."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Training on a GPU: a step waits once, for its loss; checkpoints move between devices; ranks and sweeps share GPUs."""
+"""Training on a GPU: a step waits only for its loss; checkpoints move between devices; sweeps use all GPUs."""
 
 import copy
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_a_training_step_waits_only_for_its_loss(name, corpora):
     task, _ = chosen.make()
     model = build(chosen, task)
     twin = copy.deepcopy(model)
-    # the last of the pieces is not full, and its length would be read
+    # the last piece is not full, so its length would be read from the GPU
     batch = [0, 1] if name == "lm, pieces" else task.epoch(torch.Generator().manual_seed(0))[0]
     with gpu_with_values() as gpu:
         model.to(gpu.device)
@@ -114,7 +114,7 @@ def test_a_device_that_is_missing_is_named(capsys, tmp_path):
 
 def test_checkpoints_move_between_devices(tmp_path):
     def trained(device, value):
-        """A model after a step with gradients of this value, and its optimiser."""
+        """Return a model after a step with gradients of this value, and its optimiser."""
         model = TransformerLM(TransformerLMConfig(input_size=3, output_size=3, **MODEL)).to(device)
         optimizer = torch.optim.Adam(model.parameters(), fused=True)
         for parameter in model.parameters():
@@ -139,7 +139,7 @@ def test_checkpoints_move_between_devices(tmp_path):
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """torch.cuda as on a machine with two GPUs. The list has the devices that were set."""
+    """Make torch.cuda behave as on a machine with two GPUs, and return the list of the devices that are set."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -147,7 +147,7 @@ def two_gpus(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_process_of_a_machine_has_its_gpu(monkeypatch, two_gpus, rank):
+def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch, two_gpus, rank):
     """The second machine of two: ranks 2 and 3 have the local ranks 0 and 1."""
     environment = {"RANK": 2 + rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
     for name, value in environment.items():
@@ -178,7 +178,7 @@ def test_a_single_process_may_choose_its_gpu(two_gpus):
 
 
 class Context:
-    """Records the devices of processes, which all fail at once."""
+    """Records the devices of processes, each of which fails immediately."""
 
     def __init__(self):
         self.devices, self.Pipe = [], get_context("spawn").Pipe

@@ -1,4 +1,4 @@
-"""The task of context-free languages: loss, cross-entropy differences, and reproducibility from seeds."""
+"""The task of modelling context-free languages: loss, cross-entropy differences, and reproducibility from seeds."""
 
 import math
 
@@ -25,7 +25,7 @@ class Fixed(nn.Module):
 
 
 class Perfect(nn.Module):
-    """The true distribution: every valid length equally likely, then the language. All strings are enumerated."""
+    """The true distribution, by enumeration of all strings; all valid lengths are equally likely."""
 
     def __init__(self, name, lengths):
         super().__init__()
@@ -92,7 +92,7 @@ def test_a_perfect_model_has_no_difference(name):
 
 
 def test_differences_by_length():
-    """A perfect model loses ln(3) nats on one of three lengths; the published `difference` includes them."""
+    """Predicting one of three lengths costs a perfect model ln(3) nats, which the published `difference` includes."""
     language = get_language("unmarked-reversal")
     found = evaluate_by_length(Perfect("unmarked-reversal", (4, 8)), language, (4, 8), (4, 8), per_length=5, seed=1)
     assert [row["length"] for row in found["lengths"]] == [4, 6, 8]

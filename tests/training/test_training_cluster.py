@@ -27,13 +27,13 @@ def jobs(folder, count, **training):
 
 
 def long_jobs(folder, count):
-    """Jobs that run long enough for the tests to interrupt them."""
+    """Return jobs that run long enough for the tests to interrupt them."""
     return jobs(folder, count, max_epochs=60, stop_patience=1000)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Outcomes of the long jobs in this process."""
+    """Outcomes of the long jobs when they run in this process."""
     chosen = long_jobs(tmp_path_factory.mktemp("local"), 3)
     for folder, config in chosen:
         run_one(config, folder, None, None)
@@ -124,7 +124,7 @@ def test_waits_for_a_node_with_enough_resources(shared_nodes, tmp_path, monkeypa
     assert TrainingRun(chosen[0][0]).finished
     warnings.clear()
     other = jobs(tmp_path / "other", 1)
-    assert run_all_on_cluster(other, address, memory=12345, minutes=0.01) == []  # gives up when the time is over
+    assert run_all_on_cluster(other, address, memory=12345, minutes=0.01) == []  # gives up when the time is up
     assert warnings == [f"cluster {address}: no node has a core and 12345 {nothing}"]
     assert not other[0][0].exists()
 
@@ -138,7 +138,7 @@ def test_a_killed_worker_and_a_full_disk(two_nodes, undisturbed, logged, tmp_pat
         before[killed] = TrainingRun(killed).metrics()[:5]
         os.kill(worker_of(killed), signal.SIGKILL)
 
-    def fill():  # the system refuses to write larger files
+    def fill():  # the operating system limits the size of the worker's files
         before[full] = TrainingRun(full).metrics()[:5]
         resource.prlimit(worker_of(full), resource.RLIMIT_FSIZE, (2000, 2000))
 
@@ -155,7 +155,7 @@ def test_a_killed_worker_and_a_full_disk(two_nodes, undisturbed, logged, tmp_pat
         assert callback.batches[0] == (0, 1, 6)
     assert len(logged) == 1
     assert logged[0].startswith(f"{killed}: its worker was lost; ")
-    # Again: unfinished runs are resumed; other configurations and errors on workers are reported.
+    # The second time, unfinished runs are resumed; other configurations and errors on workers are reported.
     other = replace(chosen[0][1], language=replace(chosen[0][1].language, name="dick"))
     wrong = [(killed, other), (tmp_path / "new", other)]
     reported.clear()
@@ -327,7 +327,7 @@ def listening_sockets():
 
 
 def test_a_local_cluster_listens_on_the_loopback_address_only(tmp_path):
-    """Ray's processes are found by the folder of its session in their command lines."""
+    """Ray's processes are those whose command lines contain the folder of its session."""
     found = []
 
     def report(folder, result):

@@ -146,7 +146,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for 
     ],
 )
 def test_limits(tmp_path, text, message):
-    """Every limit has an error that names the line, and is detected quickly."""
+    """Values beyond a limit are detected quickly, and the error names the line."""
     began = time.process_time()
     if message is None:
         read(tmp_path, text)

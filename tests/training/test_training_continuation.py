@@ -1,4 +1,4 @@
-"""Runs that are extended beyond their end, and runs that start from the weights of another."""
+"""Runs that are extended beyond their end, and runs that start from the weights of another run."""
 
 import re
 import shutil
@@ -37,7 +37,7 @@ def test_an_extended_run_equals_a_longer_one(before, after, tmp_path):
 
 
 def test_a_run_can_be_extended_again_after_a_kill(tmp_path, monkeypatch):
-    """The process is killed after result.json was removed, before the new configuration is written."""
+    """The process is killed after result.json is removed and before the new configuration is written."""
     run_experiment(tiny(max_epochs=1), tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr("stackattn.training.run.to_values", lambda config: stop())
@@ -55,7 +55,7 @@ def test_only_some_keys_can_change(tmp_path, capsys):
     assert main([*command, "--resume"]) == 2
     assert "this run is finished; choose another folder, or extend it with --resume" in capsys.readouterr().err
     assert main([*command, "--resume", "--set", "training.max_epochs=2", "training.evaluate_every=10"]) == 0
-    assert "max_epochs after 4 evaluations" in capsys.readouterr().out  # after 10, 20 and 30 examples of 30 per epoch
+    assert "max_epochs after 4 evaluations" in capsys.readouterr().out  # three in the second epoch
     for change in ("model.d_model=16", "language.seed=1", "training.learning_rate=0.1"):
         assert main([*command, "--resume", "--set", "training.max_epochs=3", change]) == 2
         error = capsys.readouterr().err

@@ -41,7 +41,7 @@ def recorded_calls(folder, *arguments):
         [*tracer, sys.executable, "-c", PROGRAM, str(run), *arguments], capture_output=True, text=True
     )
     if "ptrace" in done.stderr and done.returncode:
-        pytest.skip(f"strace may not trace here: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"strace is not allowed to trace processes: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     found = []
     for line in trace.read_text().splitlines():

@@ -101,7 +101,10 @@ def test_damaged_checkpoints(which, keep, tmp_path):
 
 @pytest.mark.parametrize("evaluations", [1, 2])
 def test_results_without_a_checkpoint_are_not_overwritten(evaluations, tmp_path):
-    """A run with one evaluation was killed before its first checkpoint and may start again, unless it was tested."""
+    """A run with one evaluation may have been killed before its first checkpoint.
+
+    Such a run may start again, unless it was tested.
+    """
     with pytest.raises(Killed):
         run_experiment(tiny(), tmp_path, callback=Stopper(evaluations, stop))
     shutil.rmtree(tmp_path / "last")

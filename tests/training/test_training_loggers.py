@@ -1,4 +1,4 @@
-"""Loggers record every evaluation once, also after an interruption; missing packages leave no run behind."""
+"""Loggers record every evaluation once, even after an interruption; missing packages leave no run behind."""
 
 import csv
 import sys

@@ -70,7 +70,7 @@ def test_validation_is_not_smoothed(corpus):
     assert found["perplexity"] == pytest.approx(math.exp(expected))
 
 
-def test_batches_are_by_the_longer_side(corpus):
+def test_batches_are_limited_by_the_longer_side(corpus):
     task = MTTask(MTDataOptions(str(corpus), batch_tokens=40))
     pairs = task.training
     pairs.target[0] = pairs.target[0].repeat(20)[:19]

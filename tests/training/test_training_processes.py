@@ -1,4 +1,4 @@
-"""Several processes train one model: the same numbers as one process, also after resuming with another number."""
+"""Several processes train one model: the same numbers as one process, even if their number changes on resuming."""
 
 import json
 import os
@@ -35,9 +35,9 @@ def config(model="transformer", batch_size=5, **training):
 
 
 def member(rank, count, port, folder, chosen, minutes, signals):
-    """One process, as torchrun would start it. Its report lists the number of strings of each batch.
+    """Train in one process, as torchrun would start it, and report the number of strings of each batch, or an error.
 
-    `signals`: by rank, the signal that a process sends to itself at its ninth batch.
+    `signals` maps ranks to the signal that the process sends to itself at its ninth batch.
     """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -64,7 +64,8 @@ def train_together(folder, chosen, count=2, minutes=None, signals=None):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # A process that has lost another one hangs in a fork of a server that imports torch._dynamo, as for the benchmarks.
+    # The tests of the benchmarks make the fork server import torch._dynamo. Forked from such a server, a process that
+    # has lost another one hangs at its end.
     context = get_context("spawn") if signals else processes()
     made = [
         context.Process(target=member, args=(rank, count, port, folder, chosen, minutes, signals or {}))
@@ -201,7 +202,7 @@ def test_invalid_devices_and_precisions():
 
 
 def test_the_random_state_of_a_gpu_is_saved_and_restored(monkeypatch):
-    """Without a GPU: torch.cuda's functions are replaced. A checkpoint can move between CPU and GPU."""
+    """No GPU is needed: torch.cuda's functions are replaced. A checkpoint can move between CPU and GPU."""
     cpu, gpu, restored = torch.device("cpu"), torch.device("cuda", 1), []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([device.index, 7], dtype=torch.uint8))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append((state.tolist(), device)))

@@ -203,7 +203,7 @@ def test_a_changed_tensor_file_is_refused(folder):
 
 
 def test_checkpoints_without_a_checksum(folder, complete):
-    """Earlier versions wrote none."""
+    """Earlier versions wrote no checksum."""
     change(folder / "last/state.json", "checksum", ...)
     run_experiment(tiny(), folder, resume=True)
     assert outcome(folder) == outcome(complete)

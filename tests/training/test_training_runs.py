@@ -55,7 +55,7 @@ def test_files_of_a_finished_run(tmp_path):
 
 
 def test_learning_rate_and_early_stopping_follow_the_scores(tmp_path):
-    """A learning rate that is far too high ends all improvement after some time."""
+    """With a learning rate that is far too high, the scores stop improving after some time."""
     config = tiny(learning_rate=0.5, max_epochs=40, lr_patience=1, lr_factor=0.5, stop_patience=4)
     result = run_experiment(config, tmp_path / "run")
     metrics = TrainingRun(tmp_path / "run").metrics()
@@ -142,7 +142,7 @@ def test_ctrl_c_explains_how_to_resume(tmp_path, capsys):
     program = [str(Path(sys.executable).parent / "stackattn"), *command, str(tmp_path / "run")]
 
     def listen() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs and their children ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs and their children ignore SIGINT
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(program, **pipes, text=True, preexec_fn=listen)
@@ -189,7 +189,7 @@ def test_a_deadline_stops_after_a_batch_and_the_run_can_be_resumed(model, tmp_pa
     while (result := run_experiment(config, tmp_path / "run", minutes=0, resume=True))["stopped"] == "deadline":
         stops += 1
         run = TrainingRun(tmp_path / "run")
-        # before the first evaluation at the end of the epoch, the model is evaluated when the time is over
+        # before the first evaluation at the end of the epoch, the model is evaluated when the time is up
         assert result["best"] == run.best_evaluation()
         assert result["evaluations"] == stops // 6
         assert [row["examples"] for row in run.metrics()] == ([4 * stops] if stops < 6 else [24, 48][: stops // 6])
@@ -218,7 +218,7 @@ def test_checkpoints_between_rare_evaluations(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         run_experiment(config, tmp_path / "run", callback=Stop())
     run_experiment(config, tmp_path / "run", resume=True, callback=Stop())
-    assert len(batches) == 4 + 12 - 3  # three were saved
+    assert len(batches) == 4 + 12 - 3  # three batches were saved
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
@@ -302,7 +302,7 @@ def test_test_results_belong_to_one_model(tmp_path):
     assert run.test() == test
     (run.folder / "test.json").write_text(json.dumps({**test, "model": "another"}))
     assert run.test() is None
-    # Without the model the test cannot be repeated, so its results are kept.
+    # Without the model, the test cannot be repeated, so its results are kept.
     (run.folder / "best/model.safetensors").unlink()
     assert run.test() == {**test, "model": "another"}
 
@@ -321,9 +321,10 @@ print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults of the GNU C library")
 def test_freed_memory_is_kept():
-    """Counted in the last round: the first rounds may take new pages, up to 6 in 100 processes with torch 2.6.
+    """Page faults are counted in the last round, because the first rounds may need new pages.
 
-    To align a block, the C library searches for a few bytes more, so a freed block of the same size may not fit.
+    In 100 processes with torch 2.6, up to 6 rounds did. To align a block, the C library searches for a few bytes more,
+    so a freed block of the same size may not fit.
     """
     found = {}
     for mode in ("keep", "default"):
@@ -331,5 +332,5 @@ def test_freed_memory_is_kept():
         output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
         kept, found[mode] = map(int, output.split())
         if mode == "keep" and not kept:
-            pytest.skip("another C library")
+            pytest.skip("needs the GNU C library")
     assert found["keep"] < 100 < found["default"]

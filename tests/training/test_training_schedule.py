@@ -15,7 +15,7 @@ SCORES = [5, 4, 4, 5, 4, 3, 3, 3, 3, 3, 3, 3, 2]
 
 @dataclass
 class Plateau:
-    """Both ways of counting in plain Python: the oracle."""
+    """The oracle: both ways of counting evaluations, in plain Python."""
 
     factor: float
     patience: int
@@ -40,7 +40,7 @@ def make(factor, patience, counting, rate=1.0):
 
 
 def factors(scores, patience, counting):
-    """The factor applied to the learning rate after each score, and the scheduler."""
+    """Return the factor applied to the learning rate after each score, and the scheduler."""
     optimizer, scheduler = make(0.5, patience, counting)
     found = []
     for score in scores:
@@ -73,7 +73,7 @@ def test_small_improvements_count_in_the_paper_and_not_in_pytorch():
 @pytest.mark.parametrize("counting", ["paper", "pytorch"])
 @pytest.mark.parametrize("patience", [1, 2, 5])
 def test_equal_to_the_oracle_with_and_without_resuming(patience, counting):
-    """Equal bit for bit, also for tiny learning rates, nan, and after restoring `best` and `num_bad_epochs`."""
+    """Equal bit for bit, even with tiny learning rates or nan, and after restoring `best` and `num_bad_epochs`."""
     for seed in range(60):
         generator = random.Random(seed)
         rate, score, changes = generator.choice([1.0, 3e-4, 1e-9]), 2.0, 0

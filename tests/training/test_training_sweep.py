@@ -38,7 +38,7 @@ def test_learning_rates_are_log_uniform_in_the_papers_range():
     places = sorted(math.log(rate / 5e-4) / math.log(1e-2 / 5e-4) for rate in rates)
     assert places[0] > 0
     assert places[-1] < 1
-    # Kolmogorov-Smirnov test: uniform samples exceed 1.63 / sqrt(n) in 1 case of 100
+    # Kolmogorov-Smirnov test: uniform samples exceed 1.63 / sqrt(n) in 1 of 100 cases
     assert max(abs(x - (i + 0.5) / 2000) for i, x in enumerate(places)) < 1.63 / math.sqrt(2000)
 
 
