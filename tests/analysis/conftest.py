@@ -58,9 +58,6 @@ def make_run(tmp_path, saved_models):
                 "score": 2 - e / 4,
                 "cross_entropy": 2 - e / 4,
                 "train_loss": 9.0,
-                "examples": e,
-            }
-            | {
                 "cross_entropy_difference": 0.9 - e / 4 + seed / 100,
                 "learning_rate": 0.01,
                 "seconds": 60.0 * e,

@@ -136,7 +136,7 @@ def test_symbols_are_not_parsed_as_markup(tmp_path):
     ):
         for path in save_figure(figure, tmp_path / "figure.svg", tmp_path / "figure.png"):
             assert path.stat().st_size > 1000
-    demo = demo_figure({title: [(1, 0.5)]}, (1, 2), weights[..., 0, 0], tokens, tmp_path / "demo.svg")
+    demo = demo_figure({title: [(1, 0.5)]}, (1, 2), weights[..., 0, 0], tokens, tmp_path / "demo.svg", 0.5)
     assert demo.stat().st_size > 1000
 
 

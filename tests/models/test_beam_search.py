@@ -96,8 +96,8 @@ def test_beam_search_continues_while_the_best_hypothesis_is_unfinished():
 
 def test_beam_search_ends_when_a_finished_hypothesis_is_best():
     # After one step, "a" (0.55) leads; after two, the finished "$" (0.45) beats every continuation of "a" (sqrt 0.198).
-    table = {"": {"$": 0.45, "a": 0.55}, "a": {"a": 0.3, "b": 0.3, "c": 0.4}}
-    text, finished, p, _ = search({**table, "a": {"a": 0.3, "b": 0.34, "c": 0.36}}, beam_size=2)
+    table = {"": {"$": 0.45, "a": 0.55}, "a": {"a": 0.3, "b": 0.34, "c": 0.36}}
+    text, finished, p, _ = search(table, beam_size=2)
     assert (text, finished, p) == ("", True, pytest.approx(0.45))
 
 

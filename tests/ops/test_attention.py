@@ -276,6 +276,7 @@ def test_the_layer_uses_the_kernel_only_where_it_can(monkeypatch):
         ),
         (ValueError, lambda: causal_attention(inputs(), 2, torch.tensor([8, 1])), "lengths: expected values from 0 to"),
         (ValueError, lambda: causal_attention(inputs(), 2, backend="gpu"), "backend: expected one of"),
+        (ValueError, lambda: causal_attention(inputs(), 2, backend="triton"), "backend 'triton' does not support"),
         (TypeError, lambda: causal_attention(inputs().double(), 2, backend="cpp"), "packed: expected float32"),
         (TypeError, lambda: causal_attention(inputs().long(), 2), "packed: expected one of float32"),
     ],

@@ -40,6 +40,7 @@ def demo_figure(
     weights: Tensor,
     tokens: Sequence[str],
     path: Path,
+    guess: float,
 ) -> Path:
     """Draw the shares of `closing_bracket_share` beside an attention map, and return `path`.
 
@@ -49,13 +50,14 @@ def demo_figure(
         weights: attention weights of one sequence, (T, T + 1), with the bottom first.
         tokens: the T tokens.
         path: file to write; the suffix selects the format.
+        guess: the share that guessing gives; the axis starts there.
     """
     figure = new_figure(10.5, 4.6)
     from matplotlib.colors import PowerNorm
 
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     left.axvspan(*training_lengths, color="0.9")
-    left.text(training_lengths[1], 0.503, " lengths seen in training", color="0.4", fontsize=9)
+    left.text(training_lengths[1], guess + 0.003, " lengths seen in training", color="0.4", fontsize=9)
     for (label, points), colour in zip(shares.items(), ("C1", "C0", "C2"), strict=False):
         lengths, values = zip(*points, strict=True)
         left.plot(lengths, values, "o-", color=colour, markersize=4, linewidth=1.6)
@@ -63,8 +65,8 @@ def demo_figure(
         left.annotate(label, (lengths[-1], values[-1]), color=colour, parse_math=False, **offset)
     left.set_title("Closing brackets whose type is predicted correctly", fontsize=11)
     left.set_xlabel("length of the string")
-    left.set_ylabel("share (guessing: 0.5)")
-    left.set_ylim(0.5, 1.01)
+    left.set_ylabel(f"share (guessing: {guess:.2g})")
+    left.set_ylim(guess, 1.01)
     left.margins(x=0.14)
     left.spines[["top", "right"]].set_visible(False)
 

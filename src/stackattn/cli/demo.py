@@ -146,8 +146,9 @@ def compare(console: Console, out: Path, jobs: dict[str, CFLConfig], seed: int) 
     console.print()
     with status("measuring the models on longer strings"):
         shares = measure_shares(out, jobs["tf"])
-    show_table(console, out, shares)
-    draw(console, out, jobs["nd"], shares)
+    guess = 2 / len(jobs["tf"].language.make().symbols)  # half of the symbols are closing brackets
+    show_table(console, out, shares, guess)
+    draw(console, out, jobs["nd"], shares, guess)
     write_report(console, out, seed)
     return 0
 
@@ -180,7 +181,7 @@ def measure_shares(out: Path, config: CFLConfig) -> dict[str, list[tuple[int, fl
     }
 
 
-def show_table(console: Console, out: Path, shares: dict[str, list[tuple[int, float]]]) -> None:
+def show_table(console: Console, out: Path, shares: dict[str, list[tuple[int, float]]], guess: float) -> None:
     from rich.table import Table
 
     from ..models.saving import load
@@ -197,10 +198,13 @@ def show_table(console: Console, out: Path, shares: dict[str, list[tuple[int, fl
         difference = f"{result['best']['cross_entropy_difference']:.4f}"
         table.add_row(label, f"{parameters:,}", f"{result['seconds']:.0f}", difference, *found)
     console.print(table, markup=False)
-    console.print("difference: on validation strings, in nats per symbol. Guessing the type gives 0.5.\n", markup=False)
+    notes = f"difference: on validation strings, in nats per symbol. Guessing the type gives {guess:.2g}.\n"
+    console.print(notes, markup=False)
 
 
-def draw(console: Console, out: Path, config: CFLConfig, shares: dict[str, list[tuple[int, float]]]) -> None:
+def draw(
+    console: Console, out: Path, config: CFLConfig, shares: dict[str, list[tuple[int, float]]], guess: float
+) -> None:
     """Draw the shares by length and the attention map of the stack of Nd alone on one string."""
     import torch
 
@@ -214,7 +218,7 @@ def draw(console: Console, out: Path, config: CFLConfig, shares: dict[str, list[
     (trace,) = trace_stacks(load(out / "nd/best"), with_bos(language, torch.as_tensor(string)[None]))
     tokens = ["BOS", *(language.symbols[i] for i in string)]
     try:
-        path = demo_figure(shares, config.language.lengths, trace.tops()[0], tokens, out / "demo.png")
+        path = demo_figure(shares, config.language.lengths, trace.tops()[0], tokens, out / "demo.png", guess)
     except ModuleNotFoundError as error:
         console.print(f"No figure: {error}", markup=False)
         return

@@ -37,7 +37,8 @@ class _TransformerOptions:
     """Bound s of the uniform initialisation in (-s, s), which applies to all parameters without another rule."""
     xavier_layer: int | None = None
     """Number of a softmax attention layer, counted from 1, that is initialised like a stack layer instead of with
-    `init_range`. It serves as a control in comparisons with stack layers; by default, there is no such layer."""
+    `init_range`; in a sequence-to-sequence model, in the encoder and in the decoder. It serves as a control in
+    comparisons with stack layers; by default, there is no such layer."""
     positions: str = "sinusoidal"
     """How the model represents positions: `sinusoidal` encodings added to the embeddings (the paper), `rotary`
     embeddings in softmax self-attention, or `none`."""

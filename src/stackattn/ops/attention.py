@@ -48,8 +48,8 @@ def causal_attention(
         y = causal_attention(packed, heads=4, dropout=0.1)  # (2, 7, 32)
     """
     _check_arguments(packed, heads, lengths, dropout)
-    if backend not in dispatch.NAMES:
-        dispatch.choose(backend, packed.device)  # raises
+    if backend != "auto":
+        dispatch.choose(backend, packed.device)  # raises if it cannot run
     plain = is_plain(packed)
     if backend == "auto":
         compiling = torch.compiler.is_compiling() and packed.device.type == "cpu" and packed.dtype == torch.float32
@@ -64,7 +64,6 @@ def causal_attention(
         return _CausalAttention.apply(packed, heads, lengths, dropout, int(seed))  # pyright: ignore[reportReturnType]
     if packed.dtype != torch.float32:
         raise TypeError(f"packed: expected float32 for backend 'cpp', got {packed.dtype}; use 'torch' or 'auto'")
-    dispatch.choose(backend, packed.device)
     return _op(packed, seed, lengths, heads, dropout)[0]
 
 
