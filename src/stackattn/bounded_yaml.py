@@ -1,7 +1,8 @@
 """A YAML reader for configurations, with limits on size, nesting and numbers.
 
-Accepted: mappings, lists and plain scalars (text, numbers, true, false, null). Rejected, with file and line: anchors
-and aliases, tags, duplicate keys, and anything beyond the limits below. Dates are read as text.
+Accepted: mappings, lists and plain scalars (text, numbers, true, false, null). Rejected, with an error that names the
+file and the line: anchors and aliases, tags, duplicate keys, and anything beyond the limits below. Dates are read as
+text.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import yaml
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 20
 MAX_DIGITS = 40
-"""Maximum number of characters of a number."""
+"""Maximum number of characters in a number."""
 
 _NUMBERS = {"tag:yaml.org,2002:int": "construct_yaml_int", "tag:yaml.org,2002:float": "construct_yaml_float"}
 _CONSTANTS = {"tag:yaml.org,2002:bool": "construct_yaml_bool", "tag:yaml.org,2002:null": "construct_yaml_null"}
@@ -25,7 +26,7 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[str, str]]:
 
     Args:
         text: the document.
-        source: name of the file, used in errors and places.
+        source: name of the file, for error messages and for the returned file and line of each key.
 
     Raises:
         ValueError: the text is not YAML, uses an unsupported feature or exceeds a limit.
@@ -41,7 +42,7 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[str, str]]:
 def check_size(characters: int, source: str) -> None:
     """Raise ValueError if a document has more than `MAX_CHARACTERS` characters."""
     if characters > MAX_CHARACTERS:
-        raise ValueError(f"{source}: expected at most {MAX_CHARACTERS:,} characters; the file is longer")
+        raise ValueError(f"{source}: expected at most {MAX_CHARACTERS:,} characters, found more")
 
 
 class _Reader:
@@ -58,7 +59,7 @@ class _Reader:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._fail(event, "expected one document, got a second one")
+                    self._fail(event, "expected one document, found a second one")
                 value = self._value(next(self.events), "", 0)
         return value, self.places
 
@@ -109,11 +110,11 @@ class _Reader:
         node = yaml.ScalarNode(tag, event.value)
         if tag in _NUMBERS:
             if len(event.value) > MAX_DIGITS:
-                self._fail(event, f"expected a number of at most {MAX_DIGITS} digits, got {event.value[:10]}...")
+                self._fail(event, f"expected a number of at most {MAX_DIGITS} characters, got {event.value[:10]}...")
             try:
                 return getattr(self.loader, _NUMBERS[tag])(node)
             except (ValueError, OverflowError):
-                self._fail(event, f"not a number: {event.value!r}")
+                self._fail(event, f"expected a number, got {event.value!r}")
         return getattr(self.loader, _CONSTANTS[tag])(node) if tag in _CONSTANTS else event.value
 
     def _fail(self, event: Any, message: str) -> NoReturn:

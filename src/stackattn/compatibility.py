@@ -1,15 +1,15 @@
-"""Translation of old configurations and tensor names to the current format."""
+"""Conversion of old configurations and tensor names to the current format."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MODEL_FORMAT = 3
-"""Current format of saved models. All earlier formats, from 1, can be read."""
+"""Current format of saved models. All formats from 1 onwards can be read."""
 
 
 def upgrade_model_config(kind: str, values: dict[str, Any], format_version: int) -> dict[str, Any]:
-    """Translate the configuration of a saved model to the current format.
+    """Convert the configuration of a saved model to the current format.
 
     Args:
         kind: name of the model class.
@@ -31,14 +31,14 @@ def upgrade_model_config(kind: str, values: dict[str, Any], format_version: int)
 
 
 def upgrade_tensor_name(kind: str, name: str, format_version: int) -> str:
-    """Translate the name of a tensor of a saved model to the current format."""
+    """Convert the name of a tensor of a saved model to the current format."""
     if format_version < 2 and kind == "TransformerLM" and name.startswith("stack."):
         return f"trunk.{name.removeprefix('stack.')}"
     return name
 
 
 def upgrade_run_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Translate the configuration of a run, as stored in its config.json, to the current options.
+    """Convert the configuration of a run, as stored in its config.json, to the current options.
 
     Returns:
         A new dictionary; unknown keys are kept, so that the validator can report them.
@@ -60,7 +60,7 @@ def upgrade_run_config(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _upgrade_published(model: dict[str, Any], lstm: bool) -> None:
-    """Replace the old option `published` of a model by its current equivalent."""
+    """Replace the old option `published` of a model with its current equivalent."""
     published = model.pop("published")
     if lstm:
         model["stack_init"] = "uniform" if published else "xavier"

@@ -27,7 +27,7 @@ from .lines import read_lines
 
 T = TypeVar("T")
 Preset = Callable[[type, dict[str, Any]], dict[str, Any]]
-"""Maps the configuration class and the values of the file to nested values of the options that the preset sets."""
+"""Maps the configuration class and the values of the file to the options that the preset sets, as nested values."""
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
 """Marks a key without a default."""
@@ -38,7 +38,7 @@ class ConfigError(ValueError):
 
 
 class FieldError(ValueError):
-    """A field of a dataclass with an invalid value.
+    """A dataclass field with an invalid value.
 
     Args:
         key: name of the field.
@@ -101,6 +101,7 @@ def load_config(
             and from overrides take precedence.
 
     Raises:
+        OSError: the file cannot be read.
         ConfigError: the file is not a valid configuration.
 
     Example:
@@ -132,7 +133,7 @@ def from_values(
         source: name of the source of the values, for error messages.
         places: for each dotted key, such as `model.layers`, the file and line that define it.
 
-    The other arguments and errors are those of `load_config`.
+    The other arguments and ConfigError are those of `load_config`.
 
     Example:
         >>> from stackattn.training import TrainingConfig
@@ -289,7 +290,7 @@ class _Builder:
         if origin is list:
             return [self.convert(arguments[0], v, key) for v in value]
         if hint is int and not -(2**63) <= value < 2**63:
-            self.fail(key, f"{key}: expected an integer of at most 64 bits, got {_shown(value)}")
+            self.fail(key, f"{key}: expected a signed 64-bit integer, got {_shown(value)}")
         if hint is float:
             number = _float(value)
             if not math.isfinite(number):
@@ -298,7 +299,7 @@ class _Builder:
         return value
 
     def suggest(self, key: str, fields: Mapping[str, Any], prefix: str) -> str:
-        """The key that was probably meant: one of this section, or the same name in another section."""
+        """Return a hint for an unknown key: a similar key of this or another section, or all keys of this section."""
         keys = {option.key.rpartition(".")[2]: option.key for option in describe(self.root)}
         keys |= {name: f"{prefix}{name}" for name in fields}
         if keys.get(key) == f"{prefix}{key}":  # the key belongs to another kind of this section

@@ -1,6 +1,6 @@
 """Files and folders that appear complete or not at all, and locks for folders.
 
-A file is written under a temporary name, flushed to the disk and then renamed, so that readers never see a partial
+A file is written under a temporary name, flushed to disk and then renamed, so that readers never see a partial
 file, even if the writing process is killed. Temporary names are unique and end in `.partial`. File permissions follow
 the umask. Errors name the path.
 """
@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-CRC = "crc32"  # key of the JSON objects that the library writes
+CRC = "crc32"  # key of the CRC in the JSON objects that the library writes
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # errors of file systems without locks
 
 
@@ -59,7 +59,7 @@ def write_together(writes: Mapping[Path, Callable[[Path], None]]) -> None:
     mixing their files.
 
     Args:
-        writes: for each path, a function that writes the file, see `write_atomically`.
+        writes: for each path, a function that writes the file; see `write_atomically`.
 
     Raises:
         OSError: a file cannot be written. The message names its path.
@@ -78,7 +78,7 @@ def write_together(writes: Mapping[Path, Callable[[Path], None]]) -> None:
             with _named(path):
                 mode = _create(partials[path])
                 write(partials[path])
-                partials[path].chmod(mode)  # safetensors replaces the file by one of mode 0600
+                partials[path].chmod(mode)  # safetensors replaces the file with one of mode 0600
                 _flush(partials[path])
         if first and last.exists() and last.read_bytes() != partials[last].read_bytes():
             with _named(last):
@@ -114,7 +114,7 @@ def bytes_writer(content: bytes) -> Callable[[Path], None]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write an object and its CRC, see `with_crc`, as JSON with `write_atomically`; `read_json_object` reads it."""
+    """Write an object and its CRC (see `with_crc`) as JSON with `write_atomically`; `read_json_object` reads it."""
     write_text(path, json_text(values))
 
 
@@ -124,7 +124,7 @@ def json_text(values: Mapping[str, Any]) -> str:
 
 
 def with_crc(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with an additional key `crc32`, from which `check_crc` detects accidental changes."""
+    """Return a JSON object with an additional key `crc32`, by which `check_crc` detects accidental changes."""
     plain = {key: value for key, value in values.items() if key != CRC}
     return {**plain, CRC: _crc(plain)}
 
@@ -181,7 +181,7 @@ def tensors_writer(tensors: Mapping[str, Any], metadata: dict[str, str] | None =
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file and flush it to the disk; its folder must exist."""
+    """Append a line to a text file and flush it to disk; its folder must exist."""
     with _named(path), open(path, "a", encoding="utf-8", newline="\n") as file:
         file.write(f"{line}\n")
         file.flush()
@@ -260,7 +260,9 @@ class FolderLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Acquire the lock without waiting. On file systems without locks, log a warning and do nothing.
+        """Acquire the lock without waiting.
+
+        On file systems without locks, log a warning and do nothing; on Windows, do nothing.
 
         Raises:
             FolderBusy: another process holds the lock.
@@ -310,7 +312,7 @@ class FolderLock:
         self._handle = None
 
 
-_without_locks: set[int] = set()  # devices
+_without_locks: set[int] = set()  # devices for which a warning has been logged
 
 
 def _warn_once(folder: Path, device: int, reason: str) -> None:
@@ -351,7 +353,7 @@ def _create(path: Path) -> int:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file or a folder to the disk; Windows does not support this for folders."""
+    """Flush a file or a folder to disk; Windows does not support this for folders."""
     if path.is_dir() and os.name != "posix":
         return
     handle = os.open(path, os.O_RDONLY)

@@ -14,10 +14,10 @@ from .files import check_crc
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file without their line ends.
+    """Yield the lines of a UTF-8 text file without their line endings.
 
     Args:
-        path: a text file; a name that ends in `.gz` means that it is compressed with gzip.
+        path: a text file, compressed with gzip if its name ends in `.gz`.
 
     Raises:
         OSError: the file cannot be read.
@@ -33,7 +33,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Return the lines of a file, see `read_lines`, as one string; each line ends with a newline."""
+    """Return the lines of a file (see `read_lines`) as one string; each line ends with a newline."""
     return "".join(f"{line}\n" for line in read_lines(path))
 
 
@@ -55,7 +55,7 @@ def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Decode UTF-8 unchanged; a ValueError names the line of a byte that is not UTF-8."""
+    """Decode UTF-8 text without changing it; raise a ValueError that names the line of the first invalid byte."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -96,6 +96,6 @@ def test_a_logger_that_cannot_be_opened_leaves_no_run_behind(tmp_path, monkeypat
 
 def test_names_of_loggers(tmp_path):
     assert tuple(LOGGERS) == NAMES
-    with pytest.raises(ValueError, match="log: expected names from csv, tensorboard, wandb, got 'excel'"):
+    with pytest.raises(ValueError, match="log: expected one of csv, tensorboard, wandb, got 'excel'"):
         run_experiment(tiny(), tmp_path / "run", log=["excel"])
     assert not (tmp_path / "run").exists()

@@ -24,8 +24,8 @@ from .options import TrainingConfig
 from .processes import find_device
 from .run import TrainingRun, config_of, model_folder
 
-TESTED_AT_A_TIME = 20  # strings; limits the memory of the stacks on long strings
-VALIDATED_AT_A_TIME = 100  # strings; limits the memory of large validation sets, and larger batches are hardly faster
+TESTED_AT_A_TIME = 20  # strings; limits the memory that stacks use on long strings
+VALIDATED_AT_A_TIME = 100  # strings; limits the memory for large validation sets; larger batches are hardly faster
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class CFLTask:
         return batch[rank::count]
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Summed over the symbols of a string, averaged over strings."""
+        """Return the negative log-likelihood in nats, summed over each string and averaged over the strings."""
         return negative_log_likelihood(model, self.language, batch).sum() / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -200,8 +200,9 @@ def evaluate_by_length(
     for the lengths of the training set, subtracts the cost of predicting the length:
     ln(number of lengths) / (length + 1).
 
-    `validity` is the mean probability of the symbols that can continue the prefix to a string of the language, of any
-    length. `flawless` is the share of strings in which the most likely next symbol is possible at every position.
+    `validity` is the total probability of the symbols that can continue the prefix to a string of the language, of any
+    length, averaged over the positions. `flawless` is the share of strings in which the most likely next symbol is
+    possible at every position.
     """
     model.eval()
     lengths = lengths or (training_lengths[0], training_lengths[1] * 5 // 4)
@@ -251,7 +252,7 @@ def evaluate_run(
     device: str = "cpu",
     step: int = 1,
 ) -> dict[str, Any]:
-    """Apply `evaluate_by_length` to the best model of a run; the result also has the checksum of the model."""
+    """Apply `evaluate_by_length` to the best model of a run; the result also contains the checksum of the model."""
     options = config_of(CFLConfig, folder).language
     model = load(model_folder(folder)).to(find_device(device))
     found = evaluate_by_length(model, options.make(), options.lengths, lengths, per_length, seed, step)

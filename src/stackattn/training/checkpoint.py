@@ -31,7 +31,7 @@ def save_checkpoint(
 
     Args:
         folder: the folder of the run.
-        state: the counters, see `run_files.STATE_KEYS`.
+        state: the counters; see `run_files.STATE_KEYS`.
         random_states: states of the random generators, one for each process that trains the model.
     """
     last = folder / LAST
@@ -54,7 +54,7 @@ def load_checkpoint(
     """Restore the model, the optimiser and the random generator from the checkpoint that `state` belongs to.
 
     Raises:
-        RunError: the tensor file is missing, damaged or does not belong to the model.
+        RunError: the tensor file is missing or damaged, or does not belong to the model.
     """
     path = folder / LAST / state["tensors"]
     try:
@@ -69,7 +69,7 @@ def load_checkpoint(
                 _, i, name = key.split(".")
                 saved["state"].setdefault(int(i), {})[name] = value
         optimizer.load_state_dict(saved)
-        if f"rng.{rank}" in tensors or rank == 0:  # the checkpoint may come from fewer processes
+        if f"rng.{rank}" in tensors or rank == 0:  # fewer processes may have written the checkpoint
             restore_random_state(tensors[f"rng.{rank}"], next(model.parameters()).device)
     except (OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise RunError(damaged(folder, f"{path}: {error}")) from error

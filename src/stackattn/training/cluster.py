@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0  # also the time between calls of on_batch
 
 WRONG_TOKEN = (
     "the cluster requires a token: copy ~/.ray/auth_token from its head node to this machine and set "
-    "RAY_AUTH_MODE=token here, see docs/clusters.md"
+    "RAY_AUTH_MODE=token here; see docs/clusters.md"
 )
 HIDDEN = "the folder of the run is not visible on this machine; put it on a file system that all nodes share"
 
@@ -53,7 +53,7 @@ def run_all_on_cluster(
     memory: float = MEMORY,
     device: str = "cpu",
 ) -> list[Path]:
-    """Like `sweep.run_all`, on a Ray cluster; arguments not listed below and the result are the same.
+    """Train jobs on a Ray cluster; the result and the arguments not listed below are those of `sweep.run_all`.
 
     Args:
         address: address of the cluster; "local" starts one that listens on the loopback address of this machine only.
@@ -61,12 +61,14 @@ def run_all_on_cluster(
         device: `cpu`, or `cuda` to request one GPU for each run, which Ray chooses.
 
     Raises:
-        RunError, ValueError: the cluster cannot be reached or was lost; memory or device is invalid.
+        ModuleNotFoundError: Ray is not installed.
+        RunError: the cluster cannot be reached or was lost.
+        ValueError: `memory` or `device` is invalid.
     """
     if not 0 < memory < math.inf:
         raise ValueError(f"memory: expected a positive number of GB, got {memory}")
     if device not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected cpu or cuda on a cluster, which chooses the GPU, got {device!r}")
+        raise ValueError(f"device: expected cpu or cuda (the cluster chooses the GPU), got {device!r}")
     waiting, failed = unfinished(jobs, report)
     if not waiting:
         return failed
@@ -94,7 +96,7 @@ def run_all_on_cluster(
                 result = {"stopped": f"failed: {HIDDEN}"} if reference in hidden else _result(ray, reference, folder)
                 if result["stopped"].startswith("failed: "):
                     failed.append(folder)
-                callbacks.started.pop(folder, None)  # ignores a late on_batch
+                callbacks.started.pop(folder, None)  # so that a late on_batch is ignored
                 report(folder, result)
     return failed
 
@@ -217,7 +219,7 @@ def _connect(address: str) -> Any:
 
 @contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """Collect what is written to standard error, also by C++: Ray repeats the reason of a failure 20 times there."""
+    """Collect everything written to standard error, including by C++; Ray repeats the reason for a failure 20 times."""
     captured: list[str] = []
     sys.stderr.flush()
     before = os.dup(2)
@@ -235,7 +237,7 @@ def _captured_stderr() -> Iterator[list[str]]:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Connect to a cluster, and disconnect at the end, which ends the runs in progress; errors become RunError."""
+    """Connect to a cluster and disconnect at the end, which ends the runs in progress; Ray's errors become RunError."""
     ray = _connect(address)
     worker = ray._private.worker
     before = worker.print_to_stdstream
@@ -254,10 +256,10 @@ def _connected(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _loopback_only(ray: Any) -> Iterator[None]:
-    """Let Ray listen on the loopback address only, as it does by default on macOS and Windows."""
+    """Make Ray listen on the loopback address only, as it does by default on macOS and Windows."""
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER
-    constants.ENABLE_RAY_CLUSTER = False  # Ray replaces an explicit node address of 127.0.0.1
+    constants.ENABLE_RAY_CLUSTER = False  # passing 127.0.0.1 as the node address is not enough: Ray replaces it
     try:
         yield
     finally:
@@ -279,7 +281,7 @@ def _task(
     """Train one run on a worker; the paths of the run and its data are relative to `working_directory`."""
     if (found := versions()) != expected:
         name = next(name for name in expected if found[name] != expected[name])
-        return "failed", f"expected {name} {expected[name]} on all nodes, {socket.gethostname()} has {found[name]}"
+        return "failed", f"expected {name} {expected[name]} on all nodes, found {found[name]} on {socket.gethostname()}"
     if not Path(working_directory).is_dir():
         return "failed", f"{socket.gethostname()} has no folder {working_directory}; all nodes must share it"
     os.chdir(working_directory)

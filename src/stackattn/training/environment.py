@@ -45,10 +45,10 @@ def peak_memory() -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Keep memory that the process frees, instead of returning it to the system. Return whether this is possible.
+    """Keep memory that the process frees, instead of returning it to the system. Return whether this succeeded.
 
-    Every training step allocates the same large tensors. The GNU C library returns them to the system, which has to
-    clear and map their pages again at the next step. Other C libraries are left as they are.
+    Every training step allocates the same large tensors. The GNU C library returns their memory to the system,
+    which has to clear and map the pages again at the next step. Other C libraries are left as they are.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

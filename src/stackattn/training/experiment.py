@@ -49,7 +49,7 @@ def run_experiment(
     init_from: str | Path | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Train an experiment in a run folder and return the result, see `train`.
+    """Train an experiment in a run folder and return the result; see `train`.
 
     Args:
         config: the experiment.
@@ -64,14 +64,16 @@ def run_experiment(
             and vocabulary.
         device: a PyTorch device, such as `cpu` or `cuda`.
 
-    After this call, the process keeps memory that it frees, see `keep_freed_memory`.
+    After this call, the process keeps memory that it frees; see `keep_freed_memory`.
 
     Under `torchrun`, all processes train one model. They need access to the same folder; only rank 0 writes to it.
 
     Raises:
         ConfigError: the task or the model cannot be built.
         RunError: the run cannot be started, resumed or written.
+        FileNotFoundError: `init_from` is not the folder of a run or of a saved model.
         ModuleNotFoundError: a logger needs a package that is not installed; nothing has been written.
+        ValueError: the device is not available, or a logger is unknown.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     run, processes = TrainingRun(folder, log), Processes(device)
@@ -92,7 +94,7 @@ def run_experiment(
 
 
 def config_class(command: str) -> type[Any]:
-    """The configuration class of a training command.
+    """Return the configuration class of a training command.
 
     Args:
         command: `cfl`, `lm` or `mt`.
@@ -103,7 +105,7 @@ def config_class(command: str) -> type[Any]:
 
 
 def training_command(values: Mapping[str, Any]) -> str:
-    """The command that trained a run with these values in its `config.json`: `cfl`, `lm` or `mt`."""
+    """Return the command that trained a run with these values in its `config.json`: `cfl`, `lm` or `mt`."""
     if "language" in values:
         return "cfl"
     return "mt" if "label_smoothing" in values.get("data", {}) else "lm"

@@ -27,7 +27,7 @@ from .processes import find_device
 from .run import TrainingRun, config_of, model_folder
 from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 
-EVALUATION_TOKENS = 1024  # tokens per batch in evaluation; larger batches are slower at the sizes of the Penn Treebank
+EVALUATION_TOKENS = 1024  # tokens per batch in evaluation; larger batches are slower for the paper's models
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class LMDataOptions(SentenceDataOptions):
     count_bos: bool = True
     """Whether BOS counts towards `batch_tokens`."""
     piece_tokens: int | None = None
-    """Tokens in a row that several documents (lines of the corpus) share, each read as if it were alone; a document
-    that does not fit continues in the next row. A batch has at least one row. Default: one sentence in each row."""
+    """Number of tokens per row. Documents (lines of the corpus) share rows, but each is read as if it were alone; a
+    document that does not fit continues in the next row. A batch has at least one row. Default: one sentence per
+    row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +112,7 @@ class LMTask(SentenceTask):
         return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
-        """Summed over the tokens of a sentence or row, averaged over sentences or rows."""
+        """Return the negative log-likelihood in nats, summed over each sentence or row and averaged over these."""
         if self._pieces is not None:
             return piece_log_likelihood(model, self._pieces.select(batch)).neg() / len(batch)
         nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.tokenizer)
@@ -157,7 +158,7 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
 
 
 def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
-    """Sum of the log-likelihoods of all targets, in nats."""
+    """Return the sum of the log-likelihoods of all targets, in nats."""
     full = bool((pieces.lengths == pieces.inputs.shape[1]).all())
     pieces = pieces.to(next(model.parameters(), pieces.inputs).device)
     logits = model(pieces.inputs, None if full else pieces.lengths, pieces.starts)  # (B, T, types and EOS)
@@ -165,7 +166,7 @@ def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
 
 
 def evaluate_pieces(model: nn.Module, pieces: Pieces) -> dict[str, Any]:
-    """Like `evaluate_sentences`, of documents that are cut into pieces."""
+    """Evaluate like `evaluate_sentences`, but on documents that are cut into pieces."""
     model.eval()
     rows = torch.arange(len(pieces)).split(max(1, EVALUATION_TOKENS // pieces.inputs.shape[1]))
     with torch.no_grad():
@@ -177,7 +178,7 @@ def evaluate_pieces(model: nn.Module, pieces: Pieces) -> dict[str, Any]:
 def score_sentences(
     model: nn.Module, sentences: Sequence[Sequence[int]], vocabulary: Vocabulary
 ) -> Iterator[tuple[int, list[float]]]:
-    """Yield the index of each sentence and the log-probabilities of its tokens and of EOS, in the order of batches."""
+    """Yield the index of each sentence and the log-probabilities of its tokens and of EOS, batch by batch."""
     model.eval()
     lengths = [len(sentence) for sentence in sentences]
     for batch in token_batches(lengths, [length + 1 for length in lengths], EVALUATION_TOKENS):
@@ -190,17 +191,17 @@ def score_sentences(
 def subject_verb_agreement(
     model: nn.Module, vocabulary: Vocabulary, number: int = 200, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Return how often the verb in the right number is more probable, by number and kind of attractors.
+    """Return how often the verb that agrees with the subject is more probable, for each condition of the test.
 
     Args:
         model: a language model.
         vocabulary: its vocabulary; a vocabulary of words restricts the sentences to known words.
-        number: sentences of each condition, see `text.subject_verb.minimal_pairs`.
+        number: number of minimal pairs for each condition; see `text.subject_verb.minimal_pairs`.
         seed: seed for drawing the sentences.
 
     Returns:
-        One row per condition: `attractors`, `misleading`, `sentences`, `accuracy`, and `margin`, the mean difference of
-        the log-probabilities of the two verbs.
+        One row per condition: `attractors`, `misleading`, `sentences`, `accuracy`, and `margin`, the mean difference
+        between the log-probabilities of the two verbs.
     """
     words = vocabulary.pieces_model is None
     pairs = minimal_pairs(number, seed=seed, known=lambda word: not words or word in vocabulary)

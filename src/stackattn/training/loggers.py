@@ -1,7 +1,8 @@
 """Loggers: write the evaluations of a run as CSV, for TensorBoard or for Weights & Biases.
 
 A logger is opened when a run starts or resumes and then receives all evaluations from the first one, so its record is
-complete even if the logger is added to a run later, or if the process was killed between an evaluation and the logger.
+complete even if the logger is added to a run later, or if the process was killed after an evaluation was written but
+before the logger received it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Sends the evaluations to Weights & Biases, project `stackattn` unless WANDB_PROJECT names another.
+    """Sends the evaluations to Weights & Biases, to the project `stackattn` unless WANDB_PROJECT names another.
 
     With WANDB_MODE=offline they are written to the folder `wandb`, for `wandb sync`.
     """
@@ -110,7 +111,7 @@ class WandbLogger:
                 id=(local / "id").read_text(encoding="utf-8"),
                 resume="allow",
                 config=config,
-                settings=wandb.Settings(console="off"),  # it would capture the progress bars
+                settings=wandb.Settings(console="off"),  # capturing the console would record the progress bars
             )
         except wandb.errors.Error as error:
             advice = "set WANDB_MODE=offline to write to the folder of the run only"
@@ -134,16 +135,16 @@ LOGGERS: dict[str, type[Logger]] = {"csv": CSVLogger, "tensorboard": TensorBoard
 
 
 def find_loggers(names: Sequence[str]) -> list[type[Logger]]:
-    """Return the classes of loggers.
+    """Return the classes of the loggers with these names, without duplicates.
 
     Raises:
-        ValueError: there is no logger of that name.
+        ValueError: a name is not one of `LOGGERS`.
         ModuleNotFoundError: a logger needs a package that is not installed.
     """
     found = []
     for name in dict.fromkeys(names):
         if name not in LOGGERS:
-            raise ValueError(f"log: expected names from {', '.join(LOGGERS)}, got {name!r}")
+            raise ValueError(f"log: expected one of {', '.join(LOGGERS)}, got {name!r}")
         LOGGERS[name].check()
         found.append(LOGGERS[name])
     return found

@@ -21,7 +21,7 @@ from .run import RunError, TrainingRun
 from .run_files import STATE, Progress
 from .schedule import EarlyStopping, plateau_scheduler
 
-NO_IMPROVEMENT = "no improvement"  # reason of early stopping
+NO_IMPROVEMENT = "no improvement"  # reason for early stopping
 CHECKPOINT_SECONDS = 300.0  # longest time between two checkpoints
 
 
@@ -37,7 +37,7 @@ class Task(Protocol):
         ...
 
     def share(self, batch: Any, rank: int, count: int) -> Any:
-        """Return every `count`-th example of a batch, starting with number `rank`: the share of one process."""
+        """Return every `count`-th example of a batch, starting with example `rank`: the share of one process."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -74,7 +74,7 @@ def train(
     """Train a model until its validation score stops improving or the last epoch ends.
 
     Args:
-        state: counters of a checkpoint to resume from, see `TrainingRun.start`; None: start at the beginning.
+        state: counters of the checkpoint to resume from (see `TrainingRun.start`); None: start at the beginning.
         callback: called after each batch and evaluation.
         deadline: stop at this value of `time.monotonic()`, after at least one batch; the run can be resumed. If the
             model has not been evaluated yet, it is evaluated and saved first.
@@ -170,11 +170,11 @@ class _Training:
     def _step(self, batch: Any, batches: int) -> None:
         """Perform one optimiser step."""
         started, processes, size = time.monotonic(), self.processes, self.task.size(batch)
-        if not self.model.training:  # visiting all modules takes 1 % of a step of a small model
+        if not self.model.training:  # visiting all modules takes 1% of the time of a step of a small model
             self.model.train()
         value = self._gradients(batch, size)
         if not math.isfinite(value) and not reads_values(processes.device):
-            with immediate_checks():  # raises if a value is invalid; otherwise computes with more range
+            with immediate_checks():  # raises if a value is invalid; otherwise computes with a larger range
                 value = self._gradients(batch, size)
         if not math.isfinite(value):
             raise RunError(self._not_finite(value))
@@ -205,7 +205,7 @@ class _Training:
         with autocast(self.processes.device, self.config.precision):
             if count == 1:
                 return self.task.loss(self.parallel, batch)
-            if rank >= size:  # no examples for this process, but every process must take part in summing the gradients
+            if rank >= size:  # no examples for this process, but all processes must take part in averaging gradients
                 return 0 * self.task.loss(self.parallel, self.task.share(batch, 0, size))
             share = self.task.share(batch, rank, count)
             return self.task.loss(self.parallel, share) * (self.task.size(share) * count / size)

@@ -98,7 +98,7 @@ class MTTask(SentenceTask):
         return self.training.batches(self.options.batch_tokens, generator)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
-        """Summed over the tokens of a sentence, averaged over sentences."""
+        """Return the label-smoothed cross-entropy in nats, summed over each sentence and averaged over the sentences."""
         return self.training.loss(model, batch, self.options.label_smoothing) / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -123,7 +123,7 @@ def read_test_set(run: str | Path, split: str = "test", folder: str | None = Non
     Args:
         run: folder of the run.
         split: `train`, `validation` or `test`.
-        folder: folder of the corpus, if it has moved since the training.
+        folder: folder of the corpus, if it has moved since training.
     """
     options = config_of(MTConfig, run).data
     corpus = BitextCorpus(folder or options.folder)

@@ -29,13 +29,13 @@ class TrainingConfig:
     lr_patience: int = 5
     """Evaluations without improvement before the learning rate is lowered; see `plateau`."""
     plateau: Literal["paper", "pytorch"] = "paper"
-    """`paper`: lower the learning rate after `lr_patience` evaluations without improvement. `pytorch`: lower it on the
-    evaluation after that; only a relative gain of more than 1e-4 is an improvement, in `cfl` of the perplexity."""
+    """`paper`: lower the learning rate after `lr_patience` evaluations without improvement. `pytorch`: lower it one
+    evaluation later; only a relative gain of more than 1e-4 (in `cfl`, of the perplexity) counts as an improvement."""
     stop_patience: int = 10
     """Evaluations without improvement before training stops."""
     evaluate_every: int | None = None
-    """Number of examples between evaluations; the model is also evaluated at the end of training. Default, and if an
-    epoch has no more examples than that: evaluate at the end of each epoch."""
+    """Number of examples between evaluations; the model is also evaluated at the end of training. If this is null,
+    or if an epoch has no more examples than this, the model is evaluated at the end of each epoch."""
     init_seed: int = 0
     """Seed for the initial parameters."""
     shuffle_seed: int = 0

@@ -20,7 +20,7 @@ NOT_ARCHITECTURE = (
     "init_range",
     "xavier_layer",
     "stack_init",
-)  # options that do not change the function of the weights
+)  # options that do not change how the weights are used
 
 
 def find_origin(run: TrainingRun, folder: Path | None) -> dict[str, str] | None:
@@ -52,7 +52,7 @@ def load_origin(model: nn.Module, task: Task, origin: dict[str, str]) -> None:
     """Copy the weights of the origin of a run to its model.
 
     Raises:
-        RunError: the saved model has changed, has another architecture or another vocabulary.
+        RunError: the saved model has changed, or has another architecture or vocabulary.
     """
     folder = Path(origin["folder"])
     loaded = load(folder)

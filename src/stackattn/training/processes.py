@@ -1,7 +1,8 @@
 """The processes that train one model: one by default, several under `torchrun`.
 
-Each process computes its share of every batch, and DistributedDataParallel sums the gradients, so the results equal
-those of a single process except for the order of floating-point additions. Only the first process evaluates and writes.
+Each process computes its share of every batch, and DistributedDataParallel averages the gradients, so the results
+equal those of a single process except for the order of floating-point additions. Only the first process evaluates and
+writes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from .run import RunError
 
 
 def find_device(name: str) -> torch.device:
-    """Return a PyTorch device that is available on this machine, by its name, such as `cpu` or `cuda:1`.
+    """Return the PyTorch device with this name, such as `cpu` or `cuda:1`, if it is available on this machine.
 
     Raises:
-        ValueError: PyTorch has no device of this name, or the device is not available on this machine.
+        ValueError: PyTorch has no device with this name, or the device is not available on this machine.
     """
     try:
         device = torch.device(name)
@@ -74,7 +75,7 @@ class Processes:
                 yield
         except RunError:
             raise
-        except RuntimeError as error:  # gloo and nccl raise no specific class for this
+        except RuntimeError as error:  # gloo and nccl have no specific exception class for this
             if not any(word in str(error).lower() for word in ("gloo", "nccl", "peer", "connection", "timed out")):
                 raise
             raise self._lost(f"lost the connection to the others: {str(error).splitlines()[0]}") from error
@@ -96,7 +97,7 @@ class Processes:
         try:
             yield
         except BaseException:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the error
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the error handling
             raise
         signal.signal(signal.SIGTERM, before)
 
@@ -106,7 +107,7 @@ class Processes:
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap the model so that its backward pass sums the gradients of all processes."""
+        """Wrap the model so that its backward pass averages the gradients of all processes."""
         if self.count == 1:
             return model
         return DistributedDataParallel(
@@ -140,13 +141,13 @@ class Processes:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """The state of the CPU's random generator, followed by that of a CUDA device, which draws its dropout masks."""
+    """Return the state of the CPU's random generator, followed by that of a CUDA device, which draws dropout masks."""
     own = torch.get_rng_state()
     return torch.cat([own, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else own
 
 
 def restore_random_state(state: Tensor, device: torch.device) -> None:
-    """The inverse of `random_state`. A state saved on another kind of device restores only the CPU's generator."""
+    """Restore a state from `random_state`; one saved on another kind of device restores only the CPU's generator."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size])
     if device.type == "cuda" and len(state) > size:

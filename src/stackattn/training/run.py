@@ -64,7 +64,7 @@ class TrainingRun:
 
     Args:
         folder: the folder; it does not have to exist.
-        log: names of loggers that receive the evaluations when the run is trained, see `LOGGERS`.
+        log: names of loggers that receive the evaluations when the run is trained; see `LOGGERS`.
 
     All methods raise `RunError` if a file of the run is invalid.
 
@@ -109,15 +109,15 @@ class TrainingRun:
                 f"{self.folder} contains a run with another configuration ({fixed[0]}); choose another folder, or "
                 f"change only {', '.join(CHANGEABLE)}"
             )
-        # A run that was killed before its first checkpoint has at most one evaluation; it starts again.
+        # A run that was killed before its first checkpoint has at most one evaluation; it is started again.
         if self.state() is None and (self.finished or len(self.metrics()) > 1 or (self.folder / TEST).exists()):
             reason = "the run has no checkpoint (last/), so it cannot be resumed"
             raise RunError(f"{self.folder}: {reason}; choose another folder to train it again")
 
     def start(self, config: Any, resume: bool, origin: dict[str, str] | None = None) -> dict[str, Any] | None:
-        """Create the folder if necessary, and lock it; return the state of the last checkpoint, None for a new run.
+        """Create the folder if necessary, and lock it; return the state of the last checkpoint or, for a new run, None.
 
-        `origin` is the saved model from which a new run starts, see `training.origin`.
+        `origin` is the saved model from which a new run starts; see `training.origin`.
         """
         self.check(config, resume)  # before anything is written
         with self.writing():
@@ -131,7 +131,8 @@ class TrainingRun:
             write_json(self.folder / ENVIRONMENT, describe_environment())
             if not self.begun:
                 write_json(self.folder / ORIGIN, origin) if origin else (self.folder / ORIGIN).unlink(missing_ok=True)
-            (self.folder / RESULT).unlink(missing_ok=True)  # before config.json, or `check` would find no changes
+            # before config.json is written: if the process is killed in between, `check` must still find the changes
+            (self.folder / RESULT).unlink(missing_ok=True)
             if not self.begun or self.differs(config):
                 # last: if a step above fails, there is no run yet, and the folder can be used again
                 write_json(self.folder / CONFIG, to_values(config))
@@ -147,7 +148,7 @@ class TrainingRun:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Convert an OSError, such as a full disk, to a RunError; raise RunError if the folder was deleted."""
+        """Convert an OSError, for example from a full disk, to a RunError; raise RunError if the folder was deleted."""
         present = self._lock.valid if self._lock.held else self.begun
         if self._started and not present:
             raise RunError(f"{self.folder}: the folder was deleted or replaced during training; training has stopped")
@@ -161,24 +162,24 @@ class TrainingRun:
             raise RunError(f"{path}: cannot write: {reason}{kept if (self.folder / STATE).exists() else ''}") from error
 
     def differs(self, config: Any) -> str | None:
-        """The first key in which a configuration differs from that of the run, with both values; None if they agree."""
+        """Return the first key, with both values, in which a configuration differs from that of the run, or None."""
         return next(iter(self._changes(config).values()), None)
 
     def _changes(self, config: Any) -> dict[str, str]:
-        """The keys in which a configuration differs from that of the run, each with a text that shows both values."""
+        """Return the keys in which a configuration differs from that of the run, each with a text of both values."""
         stored = from_values(type(config), self.config(), source=str(self.folder / CONFIG))  # adds missing keys
         return dict(_differences(to_values(stored), to_values(config)))
 
     def config(self) -> dict[str, Any]:
-        """The configuration as nested dictionaries; old configurations are translated to the current options."""
+        """Return the configuration as nested dictionaries; old configurations are converted to the current options."""
         return upgrade_run_config(read_object(self.folder / CONFIG))
 
     def origin(self) -> dict[str, str] | None:
-        """The `folder` and checksum of the saved model from which the run started; None for random weights."""
+        """Return the `folder` and checksum (`model`) of the saved model that the run started from, or None."""
         return read_origin(self.folder / ORIGIN)
 
     def result(self) -> dict[str, Any]:
-        """The result of training: `stopped` (the reason), `evaluations`, `best` (an evaluation) and `seconds`."""
+        """Return the result of training: `stopped` (why), `evaluations`, `best` (an evaluation) and `seconds`."""
         return read_result(self.folder / RESULT)
 
     @property
@@ -187,17 +188,17 @@ class TrainingRun:
         return self.folder / BEST
 
     def environment(self) -> dict[str, Any]:
-        """Versions, threads and hardware of the machine that trained last."""
+        """Return the versions, threads and hardware of the machine on which the run was last trained."""
         return read_object(self.folder / ENVIRONMENT)
 
     def model_checksum(self) -> str | None:
-        """Checksum of the best model, or None without one; test.json stores that of the model that was tested."""
+        """Return the checksum of the best model, None if there is none; test.json stores that of the tested model."""
         path = self.best_model / TENSORS
         return checksum(path) if path.exists() else None
 
     @property
     def without_model(self) -> str:
-        """The reason why the run has no best model; empty if it has one."""
+        """Why the run has no best model; empty if it has one."""
         if (self.best_model / TENSORS).exists():
             return ""
         metrics = self.metrics()
@@ -206,7 +207,7 @@ class TrainingRun:
         return "no finite score" if metrics else "no evaluation yet"
 
     def test(self) -> dict[str, Any] | None:
-        """Results of the best model on test data; None if there are none or they belong to another model."""
+        """Return the results of the best model on test data; None if there are none or they belong to another model."""
         path = self.folder / TEST
         if not path.exists():
             return None
@@ -214,38 +215,38 @@ class TrainingRun:
         return found if model is None or found.get("model") == model else None
 
     def write_test(self, results: dict[str, Any]) -> Path:
-        """Write results of the best model on test data to test.json, and return the path; `test` reads them."""
+        """Write results of the best model on test data to test.json and return the path; `test` reads them."""
         write_json(self.folder / TEST, results)
         return self.folder / TEST
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The evaluations; empty before the first one."""
+        """Return the evaluations; the list is empty before the first one."""
         if self.finished:
             known, source = self.result()["evaluations"], RESULT
         else:
             known, source = (self.state() or {"metrics": 0})["metrics"], STATE
         rows = read_metrics(self.folder / METRICS)
         if len(rows) < known:
-            expected = f"expected at least {known} evaluations, as stated in {source}"
+            expected = f"expected {known} or more evaluations, as stated in {source}"
             raise RunError(f"{self.folder / METRICS}: {expected}, found {len(rows)}; restore the file from a copy")
         return rows
 
     def best_evaluation(self) -> dict[str, Any] | None:
-        """The first evaluation with the lowest score; None if no score is finite."""
+        """Return the first evaluation with the lowest score; None if no score is finite."""
         finite = (values for values in self.metrics() if math.isfinite(values["score"]))
         return min(finite, key=lambda values: values["score"], default=None)
 
     def state(self) -> dict[str, Any] | None:
-        """The content of last/state.json, or None if there is no checkpoint."""
+        """Return the content of last/state.json, or None if there is no checkpoint."""
         return read_state(self.folder)
 
     def seconds(self) -> float:
-        """Training time up to the last checkpoint in seconds, including all earlier sessions."""
+        """Return the training time up to the last checkpoint in seconds, including all earlier sessions."""
         state = self.state()
         return state["progress"]["seconds"] if state else 0.0
 
     def log(self, values: dict[str, Any]) -> None:
-        """Append an evaluation to metrics.jsonl, and pass it to the loggers."""
+        """Append an evaluation to metrics.jsonl and pass it to the loggers."""
         append_line(self.folder / METRICS, json.dumps(with_crc(values)))
         for logger in self._loggers:
             logger.log(values)
@@ -259,7 +260,7 @@ class TrainingRun:
         path = self.folder / METRICS
         lines = complete_lines(path)
         if len(lines) < count:
-            reason = f"expected {count} complete lines in {METRICS}, which has {len(lines)}"
+            reason = f"expected {count} or more complete lines in {METRICS}, found {len(lines)}"
             raise RunError(damaged(self.folder, f"{self.folder / STATE}: {reason}"))
         write_text(path, "".join(f"{line}\n" for line in lines[:count]))
 
@@ -318,7 +319,7 @@ def ending(result: Mapping[str, Any]) -> str:
 
 
 def _differences(stored: Any, given: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The keys in which two configurations differ, each with a text that shows both values."""
+    """Yield the keys in which two configurations differ, each with a text of both values."""
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in [*stored, *(key for key in given if key not in stored)]:
             yield from _differences(stored.get(key), given.get(key), f"{prefix}.{key}" if prefix else key)

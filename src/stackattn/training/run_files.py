@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from ..files import check_crc
 from ..lines import decode_text, read_json_object
 
-# Names in the folder of a run; the docstring of run.py says what they contain.
+# Names of the files and folders of a run; the docstring of run.py describes their content.
 CONFIG, ORIGIN, ENVIRONMENT, METRICS = "config.json", "origin.json", "environment.json", "metrics.jsonl"
 RESULT, TEST = "result.json", "test.json"
 LAST, BEST, LOCK = "last", "best", "lock"
@@ -24,7 +24,7 @@ class RunError(RuntimeError):
 
 
 class RunBusy(RunError):
-    """Another process is working on the run."""
+    """Another process is training the run."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
         state = _check(read_object(path), STATE_KEYS, str(path))
         _check(state["plateau"], COUNTER, str(path), "plateau.")
         _check(state["stopping"], COUNTER, str(path), "stopping.")
-        # Earlier development versions did not count CPU time; for one thread, `seconds` is an upper bound.
+        # Old checkpoints do not contain the CPU time; with one thread, `seconds` is an upper bound on it.
         state["progress"].setdefault("cpu_seconds", state["progress"].get("seconds"))
         _check(state["progress"], PROGRESS, str(path), "progress.")
         if unknown := sorted(state["progress"].keys() - PROGRESS):

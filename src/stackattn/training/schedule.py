@@ -18,7 +18,7 @@ def plateau_scheduler(
     Args:
         patience: number of evaluations without improvement.
         counting: "paper": lower the rate after `patience` evaluations that are not better than the best one.
-            "pytorch": lower it on the evaluation after that; only a relative gain of more than 1e-4 is an improvement.
+            "pytorch": lower it one evaluation later; only a relative gain of more than 1e-4 counts as an improvement.
 
     Example:
         >>> scheduler = plateau_scheduler(optimizer, 0.9, 5, "paper")  # doctest: +SKIP

@@ -49,7 +49,7 @@ class SentenceTraining(TrainingConfig):
 
 
 class SentenceConfig:
-    """Base class of the configurations: how the task and its model are made."""
+    """Base class of `LMConfig` and `MTConfig`, which builds the task and its model."""
 
     TASK: ClassVar[type[Any]]
     """The class of the task, a `SentenceTask` that is made from `data`."""

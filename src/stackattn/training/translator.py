@@ -60,7 +60,7 @@ class Translator:
     def translate(self, sentences: Sequence[str], done: Callable[[int], None] = lambda count: None) -> list[str]:
         """Return the translations in the order of the sentences; that of a blank sentence is empty.
 
-        `done` is called after each batch with the number of sentences translated in it.
+        `done` is called first with the number of blank sentences, and then with the number of sentences of each batch.
         """
         results = [""] * len(sentences)
         full = [i for i, sentence in enumerate(sentences) if sentence.strip()]
