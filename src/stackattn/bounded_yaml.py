@@ -83,7 +83,7 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
         if depth == MAX_DEPTH:
-            self._fail(event, f"expected at most {MAX_DEPTH} levels of nesting")
+            self._fail(event, f"expected at most {MAX_DEPTH} levels of nesting, found more")
         return self._mapping(key, depth) if isinstance(event, yaml.MappingStartEvent) else self._list(key, depth)
 
     def _mapping(self, key: str, depth: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def check_changed_files(command, config, out, files, capsys):
         capsys.readouterr()
         assert main([command, *action]) == 2
         error = capsys.readouterr().err
-        assert f"{path}: expected {lines} lines, " in error
-        assert f" found {lines // 3} lines, " in error
+        assert f"{path}: expected line count {lines}, " in error
+        assert f" found line count {lines // 3}, " in error
         path.write_bytes(whole)
         assert main([command, *action]) == 0

@@ -93,7 +93,7 @@ def test_prepare_a_sample(files, tmp_path):
         ({"test": "train.{}.gz", "train": "missing.{}"}, "missing.de"),
         ({"train": "latin.{}"}, "latin.en, line 2: not UTF-8: byte 0xe9"),
         ({"validation": "uneven.{}"}, "expected the same number of sentences, got 3 and 2"),
-        ({"train": "blank.{}"}, "none of 2 pairs passes the filters (blank: 2"),
+        ({"train": "blank.{}"}, "expected at least one pair that passes the filters, found none (blank: 2"),
     ],
 )
 def test_errors_of_prepare_leave_no_folder(files, changes, message, tmp_path, capsys):

@@ -22,7 +22,7 @@ def limit():
 
 
 TOO_LONG = (
-    r"line 1: the weight of a rule for 'S': expected a number of at most 4,000 digits and exponents up to ±4,000, got"
+    r"line 1: the weight of a rule for 'S': expected a number of at most 4,000 digits and an exponent up to ±4,000, got"
 )
 
 

@@ -88,7 +88,7 @@ def test_missing_and_duplicate_files(tmp_path):
 def test_a_missing_replacement_file(tmp_path):
     whole(tmp_path)
     (tmp_path / "24/wsj_2424.mrg").unlink()
-    with pytest.raises(ValueError, match=r"section 24: expected the files .*, missing: wsj_2424\.mrg"):
+    with pytest.raises(ValueError, match=r"section 24: expected the files .*, found no wsj_2424\.mrg"):
         read_sections(tmp_path)
 
 

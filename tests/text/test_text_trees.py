@@ -60,7 +60,7 @@ def test_windows_line_ends(tmp_path):
     [
         (
             "( (S (NN a)\n  (NN b) )\n( (NN c) )",
-            "here, line 3: a tree starts here, but the tree on line 1 lacks 1 closing br",
+            "here, line 3: a tree starts here, but the tree on line 1 lacks 1 closing bracket$",
         ),
         ("( (NN a) )\n( (S (NN b)", "here, line 2: the file ends, but the tree on line 2 lacks 2 closing brackets"),
         ("( (NN a) )\n\n )", "here, line 3: unmatched closing bracket"),

@@ -39,20 +39,20 @@ from .decimals import (
 from .notation import GrammarError, Rule
 
 MAX_OPERATIONS = 10_000_000
-"""Maximum number of decimal multiplications to remove empty and unary rules; they take about ten seconds."""
+"""Maximum number of decimal multiplications for removing empty and unary rules; this many take about ten seconds."""
 
 _CONVERGED = Decimal("1e-50")
 _ROUNDING = Decimal("1e-130")
 
 
 class BinaryRule(NamedTuple):
-    """A rule of the binary grammar: `rhs` has at most two symbols, or is one terminal."""
+    """A rule of the binary grammar: `rhs` has at most two symbols, and is empty if `terminal` is set."""
 
     lhs: int
     rhs: tuple[int, ...]
     terminal: int | None
     weight: Decimal
-    rule: int | None  # index of the original rule; None if the rule expands a part
+    rule: int | None  # index of the original rule; None if the rule expands a new symbol
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ def close(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Closed
             ) from None
         except TooManyOperationsError as error:
             raise GrammarError(
-                f"removing the empty and unary rules takes {error}; use fewer nonterminals, or fewer rules that are "
-                "empty or have only one symbol that is not"
+                f"removing the empty and unary rules takes {error}; use fewer nonterminals, or fewer empty and unary "
+                "rules"
             ) from None
 
 

@@ -1,9 +1,9 @@
 r"""The symbols that can follow each prefix of a string, for strings of any length.
 
-All spans of a string are recognised from short to long, as in the inside algorithm but with truth values. Two sets of
-bits per symbol, indexed by the start and by the end of a span, make "some split point k exists" the intersection of
-two sets. Then the prefixes are read from left to right. A symbol C is *open* at position j if some string of the
-language has the given prefix of length j and a part derived from C that starts at j:
+All spans of a string are recognised from short to long, as in the inside algorithm but with truth values. Each symbol
+has two sets of bits, indexed by the start and by the end of a span, so that a split point exists if two sets intersect.
+Then the prefixes are read from left to right. A symbol C is *open* at position j if some string of the language has the
+given prefix of length j and a part derived from C that starts at j:
 
     open(0) = {start}          open(j) ∋ C  if  A ∈ open(i),  A → B C,  and B derives symbols i+1..j
 

@@ -1,4 +1,4 @@
-"""Data sets of strings: batches of strings of equal length, with lower bounds of the cross-entropy.
+"""Data sets of strings: batches of strings of equal length, with lower bounds on the cross-entropy.
 
 A data set is saved as two files: `NAME.txt` has one string per line, symbols separated by spaces; `NAME.json` has the
 language, the batch sizes, ln p(w | length) of each string and the lower bounds.
@@ -35,7 +35,7 @@ class Dataset:
     language: Language
     lengths: tuple[int, int]  # range (inclusive) of the sampled lengths
     batches: list[np.ndarray]  # each (batch size, length), ids
-    about: dict[str, Any] = field(default_factory=dict)  # free notes that are saved with the data, such as the seed
+    about: dict[str, Any] = field(default_factory=dict)  # notes that are saved with the data, such as the seed
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -147,7 +147,7 @@ class Dataset:
         sizes = about["batch_sizes"]
         if len(lines) != sum(sizes):
             raise ValueError(
-                f"{text_path}: expected {sum(sizes)} lines, as stated in {json_path.name}, got {len(lines)}"
+                f"{text_path}: number of lines: expected {sum(sizes)}, as stated in {json_path.name}, got {len(lines)}"
             )
         batches = []
         at = 0
@@ -160,7 +160,7 @@ class Dataset:
                     raise ValueError(f"{text_path}, line {number + 1}: {error}") from None
                 if len(strings[-1]) != len(strings[0]):
                     raise ValueError(
-                        f"{text_path}, line {number + 1}: expected {len(strings[0])} symbols, like the first string of "
+                        f"{text_path}, line {number + 1}: expected length {len(strings[0])}, as in the first string of "
                         f"the batch, got {len(strings[-1])}"
                     )
             batches.append(np.stack(strings))
@@ -168,7 +168,7 @@ class Dataset:
         found = cls(made, (about["lengths"][0], about["lengths"][1]), batches, about["about"])
         log_probs = np.array(about["log_probs_given_length"])
         if log_probs.shape != (len(found),):
-            raise ValueError(f"{json_path}: expected {len(found)} log_probs_given_length, found {log_probs.size}")
+            raise ValueError(f"{json_path}: log_probs_given_length: expected length {len(found)}, got {log_probs.size}")
         found.__dict__["log_probs"] = log_probs
         return found
 
@@ -187,7 +187,7 @@ def sample_every_length(
 ) -> Dataset:
     """Sample one batch of `per_length` strings for each valid length of the range, in ascending order.
 
-    With `step`, one length out of every `step` is sampled: the first valid one of each `step` successive lengths.
+    With `step`, one length out of every `step` is sampled: the first valid one of each `step` consecutive lengths.
     """
     valid = language._valid_range(lengths)
     _, first = np.unique((valid - lengths[0]) // check_integer(step, "step", 1), return_index=True)
@@ -217,7 +217,7 @@ def training_sets(
 def evaluation_set(
     language: Language, seed: int = 0, lengths: tuple[int, int] = (40, 100), per_length: int = 100, step: int = 1
 ) -> Dataset:
-    """Sample a test set with strings of every valid length, see `sample_every_length`; the defaults are the paper's."""
+    """Sample a test set with strings of every valid length; the defaults are the paper's. See `sample_every_length`."""
     found = sample_every_length(language, lengths, per_length, np.random.default_rng(seed), step)
     found.about.update(set="test", seed=seed)
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 DIGITS = 150
 INFINITE = Decimal("1e25")
-"""Larger expectations are infinite, as in critical grammars; rounding makes them finite."""
+"""Larger expectations count as infinite: in critical grammars, rounding makes infinite expectations finite."""
 
 _CANCELLED = Decimal("1e-100")
 _SMALLEST, _LARGEST = Decimal("1e-70"), Decimal("1e70")
@@ -79,10 +79,10 @@ def solve(matrix: Matrix, right: Matrix, budget: Budget) -> Matrix:
     """Return (I - matrix)⁻¹ right, by Gaussian elimination of sparse rows.
 
     Args:
-        matrix: a matrix of numbers of at least 0 whose powers have a finite sum. Elimination is then stable with pivots
-            from the diagonal in any order; the order keeps the rows short.
-        right: the right-hand side; its rows are those of `matrix`, or fewer.
-        budget: pays for the multiplications.
+        matrix: a non-negative matrix whose powers have a finite sum. Elimination is then stable with pivots from the
+            diagonal in any order; the order keeps the rows short.
+        right: the right-hand side; its rows are those of `matrix`, or some of them.
+        budget: counts the multiplications.
 
     Raises:
         SingularError: a pivot is so small that subtraction has cancelled two thirds of the digits.
@@ -141,7 +141,7 @@ def add(matrix: Matrix, a: int, b: int, value: Decimal) -> None:
 def chained(
     star: Matrix, between_cost: Matrix, last: Matrix, last_cost: Matrix, budget: Budget
 ) -> tuple[Matrix, Matrix]:
-    """Return the weights `star last`, of any number of steps and a last one, and their costs.
+    """Return the weights `star last`, of any number of steps followed by a last one, and their costs.
 
     The costs are star (between_cost star last + last_cost). All entries are positive, so these products lose no digits
     in float64; decimals are only needed for numbers outside its range.

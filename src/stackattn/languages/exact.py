@@ -40,7 +40,7 @@ class NumberTooLongError(ValueError):
 
     def __init__(self, found: str):
         super().__init__(
-            f"expected a number of at most {MAX_DIGITS:,} digits and exponents up to ±{MAX_DIGITS:,}, {found}"
+            f"expected a number of at most {MAX_DIGITS:,} digits and an exponent up to ±{MAX_DIGITS:,}, {found}"
         )
 
 

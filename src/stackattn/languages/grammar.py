@@ -93,7 +93,7 @@ class PCFG(Language):
         """Parse a grammar in the notation `S -> 'a' S 'a' [0.5] | [0.5]`; see `stackattn.languages.notation`.
 
         The ids of terminals are in order of first appearance unless `terminals` lists them. `source` is the name of the
-        file for errors; the other arguments are those of the class.
+        file, for error messages; the other arguments are those of the class.
         """
         parsed = parse_grammar(text, source)
         if strict and not all(parsed.weighted):
@@ -259,7 +259,7 @@ class PCFG(Language):
         return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
     def derivational_entropy(self, length: int) -> float:
-        """Return the entropy, in nats, of the derivations of all strings of a length: an upper bound of `entropy`.
+        """Return the entropy, in nats, of the derivations of all strings of a length: an upper bound on `entropy`.
 
         It is infinite if the expected size of these derivations is infinite, as in some critical grammars.
         """
@@ -283,7 +283,7 @@ class PCFG(Language):
 
             H(w) = H(d) - E[-ln p(d | w)],
 
-        where the first term is exact, so that the standard error is only due to ambiguity.
+        where the first term is exact, so that the standard error is due only to ambiguity.
         """
         length = self._check_possible(length)
         if self.unambiguous or length == 0:

@@ -9,7 +9,7 @@ symbol needs no sum over m. The other pairs store their sides in two arrays, ind
 span, so that the sum over m is a dot product of two contiguous rows.
 
 The plain algorithm multiplies probabilities, scaled by a constant at each position. This is exact as long as all
-numbers are well inside the range of float64, which is checked; otherwise the string is computed again with logarithms.
+numbers are well inside the range of float64, which is checked; otherwise the computation is repeated with logarithms.
 """
 
 from collections.abc import Sequence

@@ -137,14 +137,14 @@ class Language(ABC):
         return self._shape(np.exp(table - total[:, None]), one)
 
     def possible_next_symbols(self, strings: String | Iterable[String]) -> Any:
-        """Return which symbols can follow each prefix of a string, so that some string of the language begins with it.
+        """Return which symbols can follow each prefix of a string in some string of the language.
 
         Strings of all lengths are considered, and only whether they are possible, not how probable they are.
 
         Returns:
             (n+1, V+1) truth values for one string of n symbols, a list of such arrays for a list of strings. Row t
-            belongs to the first t symbols; the last column is the end of the string. The rows of a prefix with which
-            no string of the language begins are False.
+            belongs to the first t symbols; the last column is the end of the string. The row of a prefix with which
+            no string of the language begins is False everywhere.
 
         Examples::
 

@@ -1,6 +1,7 @@
 """Tables by length: the probability that a symbol derives a string of each length, and the entropy of derivations.
 
-Shapes: A symbols, P pairs, L maximum length. Tables have natural logarithms, because long strings underflow.
+Shapes: A symbols, P pairs, L maximum length. Tables contain natural logarithms, because the probabilities of long
+strings underflow.
 """
 
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def expected_cost(
 ) -> np.ndarray:
     """(A, L+1): the expected total cost of a derivation from each symbol, by length, given the costs of its steps.
 
-    If the cost of a step is its -ln p, the entropy of the derivations is this plus the symbol's table.
+    If the cost of a step is its -ln p, the entropy of the derivations is this plus the symbol's entry in `tables`.
     """
     cost = np.zeros_like(tables.symbol)
     for length in range(1, tables.longest + 1):

@@ -56,7 +56,7 @@ _EMPTY_NAMES = {"ε", "epsilon", "eps", "EPSILON", "EPS", "λ"}
 
 
 def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
-    """Parse a grammar in text notation; `source` is the name of the file for errors."""
+    """Parse a grammar in text notation; `source` is the name of the file, for error messages."""
     rules: list[Rule] = []
     places: list[str] = []
     weighted: list[bool] = []
@@ -96,7 +96,7 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
         for symbol in rule.rhs:
             if symbol.startswith("\0") and symbol not in known:
                 name = symbol[1:]
-                hint = "; for the empty string write an alternative without symbols" if name in _EMPTY_NAMES else ""
+                hint = "; for the empty string, write an alternative without symbols" if name in _EMPTY_NAMES else ""
                 raise GrammarError(
                     f"{place}: nonterminal {name!r} has no rule; if it is a terminal, write it in quotes{hint}"
                 )
@@ -113,7 +113,7 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
 
 
 def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) -> str:
-    """Return the text of a grammar with exact weights; `parse_grammar` returns the same rules."""
+    """Return the text of a grammar with exact weights, from which `parse_grammar` returns the same rules."""
     known = set(terminals)
     alternatives: dict[str, list[str]] = {}
     for lhs, rhs, weight in rules:
@@ -203,7 +203,7 @@ def _alternatives(
             if not symbol or symbol != "".join(symbol.split()):
                 raise GrammarError(
                     f"{place}: expected a terminal without spaces in a rule for {lhs!r}, got {word}; "
-                    "for the empty string write an alternative without symbols"
+                    "for the empty string, write an alternative without symbols"
                 )
             rhs.append(("terminal", symbol))
         elif kind == "name":

@@ -145,7 +145,7 @@ class Viterbi:
                     heapq.heappush(queue, (-total, user.lhs, r))
 
     def _best_chains(self, live: set[int]) -> None:
-        """Find the best chain of steps, each keeping one symbol, between all pairs of symbols (Floyd-Warshall)."""
+        """Find the best chain of steps, each keeping one symbol, for each pair of symbols (Floyd-Warshall)."""
         size = self.binary.num_symbols
         edge = np.full((size, size), -np.inf)
         self.edge_rule: dict[tuple[int, int], tuple[int, int]] = {}  # rule, and which of its symbols is kept

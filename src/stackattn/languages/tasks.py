@@ -28,7 +28,7 @@ _Rules = list[tuple[str, list[str], Fraction]]
 
 
 def marked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain") -> PCFG:
-    """w # reversed w, where w has k different symbols and `mean_length` symbols on average."""
+    """w # reversed w, where w is a string over k symbols, of length `mean_length` on average."""
     symbols = _alphabet(k)
     go = _continue(mean_length, "mean_length")
     rules: _Rules = [("S", [a, "S", a], go / k) for a in symbols]
@@ -37,7 +37,7 @@ def marked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain")
 
 
 def unmarked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain") -> PCFG:
-    """w followed by reversed w, where w has k different symbols and `mean_length` symbols on average."""
+    """w followed by reversed w, where w is a string over k symbols, of length `mean_length` on average."""
     symbols = _alphabet(k)
     go = _continue(mean_length, "mean_length")
     rules: _Rules = [("S", [a, "S", a], go / k) for a in symbols]
@@ -48,7 +48,7 @@ def unmarked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain
 def padded_reversal(
     k: int = 2, mean_content_length: float = 60, mean_padding_length: float = 30, variant: str = "plain"
 ) -> PCFG:
-    """w, any number of copies of one symbol, reversed w; w has k different symbols."""
+    """w, any number of copies of one symbol, and reversed w, where w is a string over k symbols."""
     symbols = _alphabet(k)
     go, pad = (
         _continue(mean_content_length, "mean_content_length"),

@@ -1,7 +1,7 @@
 """Reading, normalising and filtering bitext: pairs of sentences from two files.
 
 Text files are streamed, so that only the selected pairs are in memory. SGML files, the format of WMT's test sets, are
-read at once.
+read as a whole.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def normalise(sentence: str) -> str:
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a text file, or the segments of an SGML file of WMT (`.sgm`, `.sgml`); both may be `.gz`."""
+    """Yield the lines of a text file, or the segments of an SGML file of WMT (`.sgm`, `.sgml`); both may be gzipped."""
     path = Path(path)
     kind = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     if kind.lower() not in (".sgm", ".sgml"):
@@ -144,7 +144,8 @@ def select(
         if not read:
             raise ValueError(f"{source} and {target}: expected at least one pair of sentences, found empty files")
         reasons = ", ".join(f"{name}: {count}" for name, count in dropped.items())
-        raise ValueError(f"{source} and {target}: none of {read} pairs passes the filters ({reasons})")
+        expected = "expected at least one pair that passes the filters"
+        raise ValueError(f"{source} and {target}: {expected}, found none ({reasons})")
     if sample is not None and kept > sample:
         place = {number: i for i, number in enumerate(random.Random(seed).sample(range(kept), sample))}
         passing = (pair for pair in track(read_pairs(source, target)) if filters.reason(pair) is None)

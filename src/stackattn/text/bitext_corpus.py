@@ -50,7 +50,8 @@ class BitextCorpus(Corpus):
         source, target = map(self.read_sentences, names)
         if len(source) != len(target):
             raise ValueError(
-                f"{self.folder / names[1]}: expected {len(source):,} sentences, as in {names[0]}, found {len(target):,}"
+                f"{self.folder / names[1]}: number of sentences: expected {len(source):,}, as in {names[0]}, "
+                f"found {len(target):,}"
             )
         return source, target
 
@@ -87,7 +88,7 @@ def prepare_bitext(
         folder: folder of the corpus; must not exist. It appears complete or not at all.
         options: how to prepare the text; default: the paper's options.
         track: wraps the pairs of each split to show progress.
-        announce: called with the name of each later stage.
+        announce: called with the name of each stage that follows the reading.
 
     Returns:
         The report of the corpus.

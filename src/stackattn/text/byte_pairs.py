@@ -57,7 +57,7 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
 
 
 def load_model(model: bytes, name: str = "") -> Any:
-    """Return the SentencePiece processor of a model; `name` is the name of its file for errors."""
+    """Return the SentencePiece processor of a model; `name` is the name of its file, for error messages."""
     processor = sentencepiece().SentencePieceProcessor()
     try:
         processor.load_from_serialized_proto(model)
@@ -72,7 +72,7 @@ def model_checksum(model: bytes) -> str:
 
 
 def read_model(path: Path, expected: object) -> bytes:
-    """Return the serialised model in a file, which must match a checksum unless that is None; errors name the file."""
+    """Return the serialised model in a file, which must match a checksum unless it is None; errors name the file."""
     model = path.read_bytes()
     load_model(model, str(path))
     if expected not in (None, model_checksum(model)):
@@ -81,5 +81,5 @@ def read_model(path: Path, expected: object) -> bytes:
 
 
 def split_pieces(processor: Any, line: str) -> list[str]:
-    """Return the pieces of a line, with <unk> for unknown characters; SentencePiece's text output keeps them."""
+    """Return the pieces of a line, with <unk> for unknown characters, which SentencePiece's text output would keep."""
     return [processor.id_to_piece(i) for i in processor.encode(line)]

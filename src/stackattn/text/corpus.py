@@ -135,7 +135,7 @@ class Corpus(ABC):
             raise ValueError(f"{path}: expected a file listed in {REPORT}; prepare the corpus again")
         expected, found = files[path.name], describe(data)
         if expected != found:
-            summary = "{lines:,} lines, {bytes:,} bytes, checksum {checksum:.12}"
+            summary = "line count {lines:,}, byte count {bytes:,} and checksum {checksum:.12}"
             raise ValueError(
                 f"{path}: expected {summary.format(**expected)}, as {REPORT} states, found {summary.format(**found)}; "
                 "the file was changed after the corpus was prepared: prepare the corpus again"

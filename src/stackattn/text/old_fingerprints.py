@@ -29,8 +29,8 @@ def verify_old_corpus(folder: Path, kind: str, report: Mapping[str, Any]) -> Non
         for name in (x for x in names if x.startswith(f"{split}.")):
             if (found := (folder / name).read_bytes().count(b"\n")) != lines:
                 raise ValueError(
-                    f"{folder / name}: expected {lines:,} lines, as report.json states, found {found:,}; the file was "
-                    "changed after the corpus was prepared: prepare the corpus again"
+                    f"{folder / name}: number of lines: expected {lines:,}, as report.json states, found {found:,}; "
+                    "the file was changed after the corpus was prepared: prepare the corpus again"
                 )
     expected = report[KEYS[kind]]
     if (found := _HASHES[kind](folder)) != expected:

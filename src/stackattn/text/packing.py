@@ -34,10 +34,10 @@ class Pieces:
 
 
 def cut_into_pieces(documents: Sequence[Sequence[int]], size: int, vocabulary: Vocabulary, ignored: int) -> Pieces:
-    """Write documents one after the other into rows of `size` tokens.
+    """Write documents one after another into rows of `size` tokens.
 
     Each document is read from BOS and predicted up to EOS. A document that does not fit into its row continues in the
-    next one, without the context of its beginning. Targets beyond the last document are `ignored`.
+    next one, without its beginning as context. Targets beyond the last document are `ignored`.
     """
     inputs = [token for document in documents for token in (vocabulary.bos, *document)]
     targets = [token for document in documents for token in (*document, vocabulary.eos)]

@@ -49,7 +49,7 @@ def prepare_treebank(
 
     Raises:
         FileExistsError: the folder exists.
-        ValueError: sections are missing, or a bracket is missing; the message names the file and the line.
+        ValueError: sections are missing, or a tree is invalid; for a tree, the message names the file and the line.
     """
     check_new(folder)
     if shares is None and path.is_file():
@@ -70,7 +70,7 @@ def find_files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if not (files := sorted(x for x in path.rglob("*") if x.suffix.lower() == ".mrg")):
-        raise FileNotFoundError(f"{path}: no .mrg files found; expected the parsed part of a Penn Treebank (mrg/wsj)")
+        raise FileNotFoundError(f"{path}: expected the parsed part of the Penn Treebank (mrg/wsj), found no .mrg files")
     return files
 
 
@@ -95,7 +95,8 @@ def read_sections(
     if missing := [f"{number:02d}" for number in needed if number not in sections]:
         found = f"sections {', '.join(f'{x:02d}' for x in sections)}" if sections else "no files named wsj_NNNN.mrg"
         raise ValueError(
-            f"{path}: found {found}; missing: {', '.join(missing)}. Divide a part of the treebank with --split 80/10/10"
+            f"{path}: expected sections 02 to 21, 23 and 24, found {found}; missing: {', '.join(missing)}. "
+            "Divide a part of the treebank with --split 80/10/10"
         )
     selected = [x for number in needed for x in sections[number]]
     contents = {file: list(read_sentences(file)) for file in track(selected, "reading trees")}
@@ -115,7 +116,7 @@ def read_sections(
 def _replace_2423(files: list[Path]) -> list[Path]:
     names = {file.name.lower(): file for file in files}
     if missing := [name for name in ("wsj_2423.mrg", "wsj_2424.mrg") if name not in names]:
-        raise ValueError(f"section 24: expected the files wsj_2423.mrg and wsj_2424.mrg, missing: {missing[0]}")
+        raise ValueError(f"section 24: expected the files wsj_2423.mrg and wsj_2424.mrg, found no {missing[0]}")
     return [names["wsj_2424.mrg"] if file.name.lower() == "wsj_2423.mrg" else file for file in files]
 
 

@@ -39,7 +39,7 @@ class PieceTokenizer(Tokenizer):
         source_types, target_types: the pieces that occur in the training text of each language.
 
     Attributes:
-        token_names: the names of all tokens by id, for people.
+        token_names: the names of all tokens by id, for display.
     """
 
     def __init__(self, pieces_model: bytes, source_types: Sequence[str], target_types: Sequence[str]):
@@ -114,8 +114,8 @@ def learn_pieces(
             when these are split with all pieces.
 
     Returns:
-        The tokenizer, and the number of pieces that were `learned`, that are `occurring` in the text, and that are
-        `frequent`, that is, reach the threshold in at least one language.
+        The tokenizer, and three numbers of pieces: those `learned`, those `occurring` in the text, and the `frequent`
+        ones, which reach the threshold in at least one language.
 
     Raises:
         ValueError: `size` or `threshold` is out of range, or SentencePiece cannot learn from the text.

@@ -35,7 +35,7 @@ class PlainTextOptions:
     max_length: int | None = None
     """Drop sentences with more than this number of tokens; None: keep all."""
     min_count: int | None = None
-    """Replace tokens that occur less often in the training text; None: 2 for words, 1 for pieces."""
+    """Replace tokens that occur less often than this in the training text; None: 2 for words, 1 for pieces."""
     unknown: str = "<unk>"
     """The type that replaces rare tokens."""
     pieces: str | None = None
@@ -48,7 +48,7 @@ class PlainTextOptions:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         if len(self.unknown.split()) != 1 or self.unknown == CLASSES:
-            raise ValueError(f"unknown: expected a token without spaces other than {CLASSES!r}, got {self.unknown!r}")
+            raise ValueError(f"unknown: expected a token without spaces, except {CLASSES!r}, got {self.unknown!r}")
 
 
 def prepare_plain(
@@ -122,7 +122,7 @@ def to_sentences(
     """
     total = blank = headings = 0
     sentences: Sentences = []
-    article: list[str] = []  # with `join`, the last of the sentences
+    article: list[str] = []  # with `join`, the article being read, which is the last item of `sentences`
     for line in lines:
         total += 1
         words = line.split()
@@ -143,7 +143,7 @@ def to_sentences(
 
 
 def split_sentences(words: Sequence[str]) -> Sentences:
-    """Split a paragraph after `.`, `!` and `?` and the brackets and quotation marks that they close.
+    """Split a paragraph after `.`, `!` and `?` and the closing brackets and quotation marks that follow them.
 
     A sentence continues if the next word starts with a lower-case letter, as in `" Why ? " he said .`
 
@@ -168,7 +168,7 @@ def split_sentences(words: Sequence[str]) -> Sentences:
 
 
 def drop_long(sentences: Sentences, max_length: int | None) -> tuple[Sentences, dict[str, int]]:
-    """Return the sentences of at most `max_length` tokens, and the numbers of other sentences and of their tokens."""
+    """Return the sentences of at most `max_length` tokens, and the numbers of dropped sentences and of their tokens."""
     most = math.inf if max_length is None else max_length
     dropped = [len(sentence) for sentence in sentences if len(sentence) > most]
     kept = [sentence for sentence in sentences if len(sentence) <= most]

@@ -1,7 +1,7 @@
-"""Minimal pairs for subject-verb agreement: a beginning of a sentence, and a verb in the right and the wrong number.
+"""Minimal pairs for subject-verb agreement: the beginning of a sentence, and a verb in the singular and in the plural.
 
-Between subject and verb there are up to two nouns in prepositional phrases, the attractors. They have either the number
-of the subject or the other number, which misleads a model that looks for the last noun.
+Between the subject and the verb there are up to two nouns in prepositional phrases, the attractors. They have either
+the grammatical number of the subject or the other one, which misleads a model that looks for the last noun.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_ATTRACTORS = 2
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """A beginning of a sentence and two verbs, only one of which agrees with the subject."""
+    """The beginning of a sentence and two forms of a verb, only one of which agrees with the subject."""
 
     beginning: str
     right: str
@@ -41,19 +41,19 @@ class MinimalPair:
     attractors: int
     """Number of nouns between the subject and the verb."""
     misleading: bool
-    """Whether the attractors have the other number than the subject."""
+    """Whether the grammatical number of the attractors differs from that of the subject."""
 
 
 def minimal_pairs(number: int, *, seed: int = 0, known: Callable[[str], bool] = lambda word: True) -> list[MinimalPair]:
     """Draw minimal pairs, the same number for each condition.
 
     Args:
-        number: pairs per condition: no attractor, and one or two attractors with either number.
-        seed: seed of the random choice.
+        number: number of pairs for each condition: no attractor, and one or two attractors, misleading or not.
+        seed: seed for drawing the words.
         known: whether a word may be used, for example because it is in the vocabulary of a model.
 
     Raises:
-        ValueError: fewer than three nouns, or no verb, are known in both numbers.
+        ValueError: the known words do not include three nouns and a verb in both numbers, a preposition and "the".
 
     Example:
         >>> minimal_pairs(1)[2].beginning
@@ -64,8 +64,8 @@ def minimal_pairs(number: int, *, seed: int = 0, known: Callable[[str], bool] = 
     prepositions = list(filter(known, PREPOSITIONS))
     if len(nouns) <= MOST_ATTRACTORS or not verbs or not prepositions or not known("the"):
         raise ValueError(
-            f"known: expected {MOST_ATTRACTORS + 1} nouns and a verb in both numbers, a preposition and 'the', "
-            f"got {len(nouns)} nouns, {len(verbs)} verbs and {len(prepositions)} prepositions"
+            f"known: expected at least {MOST_ATTRACTORS + 1} nouns and a verb in both numbers, a preposition and "
+            f"'the', got nouns: {len(nouns)}, verbs: {len(verbs)}, prepositions: {len(prepositions)}"
         )
     generator = random.Random(seed)
     conditions = [(0, False), *((n, misleading) for n in range(1, MOST_ATTRACTORS + 1) for misleading in (False, True))]

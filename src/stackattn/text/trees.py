@@ -43,7 +43,7 @@ def read_sentences(path: Path) -> Iterator[list[str]]:
 
 
 def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
-    """Yield the words of each tree, like `read_sentences`, from lines; `source` is the name of the file for errors."""
+    """Yield the words of each tree, like `read_sentences`, from lines; `source` names the file in errors."""
     return ([leaf.word for leaf in tree.leaves() if leaf.word is not None] for tree in parse_trees(lines, source))
 
 
@@ -67,12 +67,13 @@ def parse_trees(lines: Iterable[str], source: str) -> Iterator[Tree]:
     def fail(line: int, message: str) -> ValueError:
         return ValueError(f"{source}, line {line}: {message}")
 
+    def unclosed() -> str:
+        return f"the tree on line {open_at[0]} lacks {len(open_at)} closing bracket{'s' if len(open_at) > 1 else ''}"
+
     number = 0
     for number, line in enumerate(lines, 1):
         if line.startswith("(") and open_at:
-            raise fail(
-                number, f"a tree starts here, but the tree on line {open_at[0]} lacks {len(open_at)} closing brackets"
-            )
+            raise fail(number, f"a tree starts here, but {unclosed()}")
         for token in _TOKEN.findall(line):
             if token == "(":
                 if open_at and len(texts[-1]) > 1:
@@ -99,4 +100,4 @@ def parse_trees(lines: Iterable[str], source: str) -> Iterator[Tree]:
                 else:
                     yield tree
     if open_at:
-        raise fail(number, f"the file ends, but the tree on line {open_at[0]} lacks {len(open_at)} closing brackets")
+        raise fail(number, f"the file ends, but {unclosed()}")

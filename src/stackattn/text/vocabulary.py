@@ -62,7 +62,7 @@ class Vocabulary(Tokenizer):
 
     @property
     def token_names(self) -> list[str]:
-        """The names of all tokens by id, for people."""
+        """The names of all tokens by id, for display."""
         return [*self.types, "EOS", "BOS", "PAD"]
 
     def __contains__(self, token: str) -> bool:
@@ -78,7 +78,7 @@ class Vocabulary(Tokenizer):
         return [self._numbers[self.type_of(token)] for token in tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of a sequence of ids of types."""
+        """Return the text of a sequence of type ids."""
         words = [self.types[i] for i in tokens]
         return " ".join(words) if self.pieces_model is None else self._processor.decode(words)
 
@@ -144,7 +144,7 @@ def count_vocabulary(
 
     Args:
         training: the tokens of each sentence.
-        min_count: tokens that occur less often are unknown.
+        min_count: tokens that occur less often than this are unknown.
         unknown: the type that replaces them, or `CLASSES`.
         pieces_model: the SentencePiece model that made the tokens; None: the tokens are words.
         extra: additional types.

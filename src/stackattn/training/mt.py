@@ -98,7 +98,7 @@ class MTTask(SentenceTask):
         return self.training.batches(self.options.batch_tokens, generator)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
-        """Return the label-smoothed cross-entropy in nats, summed over each sentence and averaged over the sentences."""
+        """Return the label-smoothed cross-entropy in nats, summed over each sentence and averaged over sentences."""
         return self.training.loss(model, batch, self.options.label_smoothing) / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
