@@ -32,7 +32,7 @@ include_patterns = [
     "benchmarks/results/*.md",
 ]
 suppress_warnings = [
-    "toc.not_included",  # pages that are not in the table of contents are found by links and by the search
+    "toc.not_included",  # pages that are not in the table of contents are found through links and the search
     "myst.domains",  # sphinx-argparse does not implement references of any type
 ]
 
@@ -77,7 +77,7 @@ def check_files(app, exception):
             if not (page.parent / target).exists():
                 missing.add(f"{page.relative_to(app.outdir)}: {target}")
     if missing:
-        raise SphinxError(f"expected the files of all links, found none of: {', '.join(sorted(missing))}")
+        raise SphinxError(f"expected a file for every link and image, missing: {', '.join(sorted(missing))}")
 
 
 def setup(app):

@@ -30,7 +30,7 @@ function normal(random) {
 const playground = {
   element: (name) => document.getElementById(`playground-${name}`),
 
-  // Everything that the page shows, from the input and the sliders.
+  // Computes everything that the page shows from the input and the sliders.
   compute() {
     const value = (name) => Number(this.element(name).value);
     const text = [...this.element("text").value].filter((c) => c in ACTIONS).slice(0, LONGEST);

@@ -37,7 +37,7 @@ const BEST = {
   times: (a, b) => (a.log + b.log === -Infinity ? BEST.zero : { log: a.log + b.log, parts: [a, b] }),
 };
 
-// Adding keeps one of the two at random, in proportion to their weights, so what is left is an exact sample.
+// Adding keeps one of the two at random, in proportion to their weights, so the result is an exact sample.
 function sampler(random) {
   return {
     zero: { weight: 0 },
@@ -66,7 +66,7 @@ function nondeterministicTops(transitions, ring) {
   const zeros = () => symbols.map(() => ring.zero);
   // inner[i][t][x][y]: from x on top at time i, one element is pushed, and it is on top at time t, with symbol y
   const inner = [];
-  // A row grows from the runs that have their element on top: by a replacement, or by a part above it that is popped.
+  // The runs that have their element on top at time t: the last step replaced it, or popped the one above it.
   const grow = (row, i, t) => {
     const { replace, pop } = transitions[t - 1];
     return symbols.map((y) => {
