@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .drill import Drill, Plan, run
 
-NAMES = (  # those that take longest first, because they run in parallel with --short
+NAMES = (  # the slowest first, because drills run in parallel with --short
     "workers",
     "interruptions",
     "full_disk",
@@ -27,7 +27,7 @@ NAMES = (  # those that take longest first, because they run in parallel with --
 SECONDS = {True: 60.0, False: 3600.0}
 """Default time limit of a drill, for --short and otherwise."""
 PARALLEL = {True: 2, False: 1}
-"""Drills that run at the same time. The short ones wait for other processes most of the time."""
+"""Number of drills that run at the same time; the short ones wait for other processes most of the time."""
 GRACE = 240.0
 """How long a drill may exceed its time limit, in its last case or while it prepares, before it counts as a hang."""
 
@@ -42,11 +42,11 @@ def _count(name: str, short: bool) -> int:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m drills", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="DRILL", help=f"of {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--short", action="store_true", help="the number of cases that CI runs, in under two minutes")
+    parser.add_argument("names", nargs="*", metavar="DRILL", help=f"drills to run: {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--short", action="store_true", help="run only the cases of CI, in under two minutes")
     parser.add_argument("--count", type=int, help="number of cases (default: from the drill)")
     parser.add_argument("--seconds", type=float, help="time limit of each drill (default: 3600, or 60 with --short)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (default: %(default)s)")
     parser.add_argument(
         "--failures", type=Path, default=Path("out/drills"), help="folder for failed cases (default: %(default)s)"
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--in-process", action="store_true", help="run in this process, for a debugger")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.names if name not in NAMES]:
-        parser.error(f"expected drills among {', '.join(NAMES)}, got {unknown[0]}")
+        parser.error(f"expected names from {', '.join(NAMES)}, got {unknown[0]!r}")
     seconds = SECONDS[args.short] if args.seconds is None else args.seconds
     names = args.names or NAMES
     if args.in_process:
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 
 def run_in_process(name: str, argv: list[str], failures: Path, limit: float) -> bool:
-    """Run a drill in a process of its own; a crash or a hang of the process is a failure."""
+    """Run a drill in its own process; a crash or a hang of the process is a failure."""
     options = [word for word in argv if word not in NAMES]
     current = failures / f"{name}.current"
     current.unlink(missing_ok=True)
@@ -85,9 +85,9 @@ def run_in_process(name: str, argv: list[str], failures: Path, limit: float) -> 
         code = None
     number = current.read_text() if current.exists() else "?"
     if code is None:
-        print(f"{name}: case {number}: no end after {time.monotonic() - start:.0f} s")
+        print(f"{name}: case {number}: still running after {time.monotonic() - start:.0f} s")
     elif code < 0:
-        print(f"{name}: case {number}: ended by {signal.Signals(-code).name}")
+        print(f"{name}: case {number}: killed by {signal.Signals(-code).name}")
     elif code not in (0, 1) or (code and current.exists()):
         print(f"{name}: case {number}: exit status {code}")
     return code == 0

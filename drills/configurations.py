@@ -1,4 +1,4 @@
-"""Damaged YAML: rejected with an error that names the file, or loaded as a configuration that survives saving."""
+"""Damaged YAML: refused with an error that names the file, or loaded as a configuration that saving does not change."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _save(drill: Drill, plan: Plan, number: int, error: Exception) -> None:
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise Failed if the body hangs: if it uses more CPU time than this, however busy the machine is."""
+    """Raise Failed if the body uses more CPU time than this, which does not depend on other work on the machine."""
 
     def expire(*_: Any) -> None:
         raise Failed(f"used more than {seconds:g} seconds of CPU time")

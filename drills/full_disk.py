@@ -1,6 +1,6 @@
-"""Training on a disk that becomes full: an error that names the file, and a run that can be resumed to the same bits.
+"""Training on a disk that becomes full: an error that names the file, and the same bits after the run is resumed.
 
-The disk is a small tmpfs, which only root can mount; the drill is skipped elsewhere.
+The disk is a small tmpfs, which only root can mount; without root, the drill is skipped.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def prepare(folder: Path) -> Iterator[Case]:
                     run_experiment(config, run, resume=True)
                 except RunError as error:
                     if str(run) not in str(error) or "No space left" not in str(error):
-                        raise Failed(f"the error does not name file and cause: {error}") from error
+                        raise Failed(f"the error does not name the file and the cause: {error}") from error
                     size += 4 * rng.randint(1, 8)
                     mount(disk, size, "remount,")
             if samples.outcome(run) != expected:
-                raise Failed(f"other results after {attempts} attempts")
+                raise Failed(f"different results after {attempts} attempts")
             if left := [path.name for path in run.rglob(".*")]:
                 raise Failed(f"temporary files are left: {left}")
         finally:

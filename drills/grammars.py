@@ -1,6 +1,6 @@
-"""Random grammars and damaged texts: refused with an error that names the line, or probabilities that agree.
+"""Random grammars and damaged texts: refused with an error that names the source or the cause, or consistent.
 
-What is accepted is checked: the probabilities of all strings of a short length sum to the probability of the length,
+Accepted grammars are checked: the probabilities of all strings of a short length sum to the probability of the length,
 samples are in the language, and the text of the grammar parses to the same rules.
 """
 
@@ -93,7 +93,7 @@ def random_text(rng: random.Random, texts: list[str]) -> str:
 def check(grammar: PCFG, rng: random.Random) -> None:
     lengths = np.exp(grammar.length_log_prob(list(range(LONGEST + 1))))
     if not (lengths.min() >= 0 and lengths.sum() <= 1 + 1e-9):
-        raise Failed(f"probabilities of lengths {lengths.tolist()}")
+        raise Failed(f"expected probabilities of lengths that sum to at most 1, found {lengths.tolist()}")
     for length in range(LONGEST + 1):
         if len(grammar.symbols) ** length > MAX_STRINGS:
             break
@@ -111,13 +111,13 @@ def check(grammar: PCFG, rng: random.Random) -> None:
             raise Failed(f"a sampled string is not in the language: {string.tolist()}")
         parse = grammar.best_parse(string)
         if parse is None or not parse.log_prob <= grammar.log_prob(string) + 1e-9:
-            raise Failed(f"best parse of {string.tolist()}: {parse}")
+            raise Failed(f"expected a best parse of {string.tolist()}, no more probable than the string, found {parse}")
     try:
         text = grammar.to_text()
-    except GrammarError:  # the exact weights can be too long to be written
+    except GrammarError:  # the exact weights can be too long to write
         return
-    if sorted(PCFG.from_text(text, terminals=grammar.symbols).rules) != sorted(grammar.rules):  # grouped in the text
-        raise Failed("the text of the grammar has other rules")
+    if sorted(PCFG.from_text(text, terminals=grammar.symbols).rules) != sorted(grammar.rules):  # the text groups them
+        raise Failed("the text of the grammar parses to different rules")
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def prepare(folder: Path) -> Iterator[Case]:
                 try:
                     check(grammar, rng)
                 except GrammarError:
-                    return "refused for their cycles"
+                    return "refused because of cycles"
         except Failed as error:
             raise Failed(str(error), text=text) from error
         except Exception as error:

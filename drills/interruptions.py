@@ -1,7 +1,7 @@
 """Signals during training: a resumed run ends with the same bits as an undisturbed one.
 
-Each case starts the real command and sends SIGKILL, SIGTERM or SIGINT after a random time. A command that ends before
-the signal has finished its run, which is then compared; the next case starts a new run.
+Each case starts the real command and sends SIGKILL, SIGTERM or SIGINT after a random time. If the command ends first,
+its run is finished and is compared with the undisturbed one; the next case starts a new run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prepare(folder: Path) -> Iterator[Case]:
         details = {"delay": delay, "signal": number.name}
         process = subprocess.Popen(
             command(config, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in background jobs of a shell
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in background jobs
         )  # fmt: skip
         try:
             process.wait(timeout=delay)

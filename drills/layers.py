@@ -1,7 +1,7 @@
-"""Random calls of what layers and models use, compared with the formulas in float64, gradients included.
+"""Random calls to the functions that layers and models use, compared with the formulas in float64, gradients included.
 
-Readings with and without a window or a limited depth, at once and in chunks; causal attention, dropout, and LSTMs
-with a stack.
+The functions are readings with and without a window or a limited depth, at once and in chunks, causal attention,
+dropout, and LSTMs with a stack.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Draw = Callable[..., Tensor]
 
 
 class Sizes:
-    """Sizes of one call, small enough for the formulas and beyond the width of vector registers."""
+    """Sizes of one call, small enough for the formulas, and some larger than a vector register."""
 
     def __init__(self, rng: random.Random):
         self.B, self.T = rng.randint(0, 3), rng.choice((0, 1, 2, 3, 4, 5, 6, 6, 9, 17))

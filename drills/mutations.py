@@ -1,6 +1,6 @@
-"""Damaged files of runs, models, data sets and corpora: an error that names the place, or the same results.
+"""Damaged files of runs, models, data sets and corpora: an error that names the file or folder, or the same results.
 
-One file of a copy is changed as disks, transfers and editors do it; then everything is read and computed again.
+One file of a copy is damaged as by a disk, a transfer or an editor; then everything is read and computed again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Subject:
 
 
 class _Stop(Exception):
-    """Ends a training after its second evaluation, like a kill."""
+    """Ends training after the second evaluation, as a kill would."""
 
 
 class _StopAtSecond:
@@ -60,7 +60,7 @@ def _resume(folder: Path) -> Any:
 def _read_run(folder: Path) -> Any:
     run = TrainingRun(folder)
     tested = cfl.evaluate_run(folder, (4, 6), 2)
-    return run.config(), run.metrics(), run.result(), run.test() or tested, tested  # without test.json, it is untested
+    return run.config(), run.metrics(), run.result(), run.test() or tested, tested  # no test.json: untested
 
 
 def _read_model(folder: Path) -> Any:
@@ -173,14 +173,14 @@ def prepare(folder: Path) -> Iterator[Case]:
             found = subject.compute(copy)
         except (ValueError, OSError, RunError) as error:
             if path.name not in str(error) and str(copy) not in str(error):
-                raise Failed(f"the error does not name the place: {error}", **details) from error
+                raise Failed(f"the error does not name the file or folder: {error}", **details) from error
             return "refused"
         except Exception as error:
             raise Failed(f"{type(error).__name__}: {error}", **details) from error
         finally:
             shutil.rmtree(copy, ignore_errors=True)
         if not same(found, expected[subject.name]):
-            raise Failed(f"other results without an error: {details}", found=found, **details)
+            raise Failed(f"different results without an error: {details}", found=found, **details)
         return "same results"
 
     yield case

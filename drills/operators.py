@@ -1,7 +1,7 @@
-"""Random calls of the operators, compared with the reference: shapes, dtypes, strides, lengths and extreme values.
+"""Random calls to the operators, compared with the reference: shapes, dtypes, strides, lengths and extreme values.
 
-Every call goes to the backends `cpp` and `torch`, forward and backward, at once and by way of a state; weights and
-gradients are compared with those of the literal equations in float64. Invalid values must be refused.
+Each case calls the backend `cpp` or `torch`, forward and backward, at once and, without lengths, also through a state.
+Weights and gradients are compared with those of the literal equations in float64. Invalid values must be refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .drill import Case, Drill, Failed
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = {torch.float64: 1e-9, **{dtype: torch.finfo(dtype).eps for dtype in NARROW}}
-"""Tolerances: the largest difference relative to the largest entry. All arithmetic is in float64, so that results of
-other dtypes are rounded once, by at most eps / 2."""
+"""Tolerances: the largest difference relative to the largest entry. All arithmetic is in float64, so results of other
+dtypes are rounded only once, by at most eps / 2."""
 LENGTH_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 SCALES = (0.0, 1.0, 1.0, 1.0, 10.0, 100.0, 1000.0)
 SANITIZED = hasattr(dispatch.kernel, "read_beyond")  # built by tests/sanitizers.sh
@@ -82,7 +82,7 @@ def gradients(weights: Weights, inputs: Sequence[Tensor], upstream: Tensor) -> l
 
 
 def uses_reference(rng: random.Random) -> bool:
-    """Whether to compare a call with the reference. With sanitizers most calls only have to run, which is faster."""
+    """Whether to compare a call with the reference. With sanitizers, most calls only have to run, which is faster."""
     return not SANITIZED or rng.random() < 0.1
 
 
@@ -96,7 +96,7 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor] | None, toleranc
             raise Failed(f"{what}: shape {tuple(a.shape)} instead of {tuple(b.shape)}")
         if not a.numel():
             continue
-        # Gradients may vanish, so that only rounding is left; numbers below the normal range of a dtype may be 0.
+        # Gradients may vanish, so that only rounding errors remain. Numbers below the normal range may be 0.
         size = max(b.abs().max().item(), 1e-3 if i else 0.0, torch.finfo(a.dtype).smallest_normal / tolerance)
         error = (a.double() - b).abs().max().item() / size
         if not error <= tolerance:
@@ -104,7 +104,7 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor] | None, toleranc
 
 
 def by_state(empty: Callable[[], stackattn.NondeterministicState | stackattn.SuperpositionState], cut: int) -> Weights:
-    """The operator by way of a state, in two chunks."""
+    """The operator through a state, in two chunks."""
 
     def weights(*inputs: Tensor) -> Tensor:
         state = empty()
@@ -118,7 +118,7 @@ def by_state(empty: Callable[[], stackattn.NondeterministicState | stackattn.Sup
 
 
 def refuse(weights: Weights, inputs: Sequence[Tensor], lengths: Tensor | None, rng: random.Random) -> str:
-    """Put one invalid number inside the lengths."""
+    """Put one invalid number within the lengths, which must be refused."""
     which = rng.randrange(len(inputs))
     broken = [x.clone() for x in inputs]
     b = rng.randrange(len(broken[0]))

@@ -42,7 +42,7 @@ def cfl_config(batches: int = 6, epochs: int = 3) -> CFLConfig:
 
 
 def write_config(path: Path, values: dict[str, Any]) -> Path:
-    path.write_text(json.dumps(values))  # JSON is YAML
+    path.write_text(json.dumps(values))  # JSON is valid YAML
     return path
 
 

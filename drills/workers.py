@@ -1,4 +1,4 @@
-"""Killed processes under torchrun and on a Ray cluster: the run continues, or can be resumed, to the same results."""
+"""Killed processes under torchrun and on a Ray cluster: the run continues, or is resumed, with the same results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def holders(folder: Path) -> list[int]:
     for opened in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             target = os.readlink(opened)
-        except OSError:  # the process has ended in the meantime
+        except OSError:  # the process ended in the meantime
             continue
         if target.startswith(f"{folder.resolve()}/") and target.endswith("/lock"):
             found.append(int(opened.parts[2]))
@@ -67,12 +67,12 @@ def prepare(folder: Path) -> Iterator[Case]:
     except ModuleNotFoundError:
         raise Skipped("Ray is not installed") from None
     values = samples.cfl_values(BATCHES, EPOCHS)
-    values["model"]["dropout"] = 0.0  # each process would draw its own masks
+    values["model"]["dropout"] = 0.0  # with dropout, each process would draw its own masks
     config = samples.write_config(folder / "config.yaml", values)
     expected = {}
 
     def finish(kind: str, out: Path) -> None:
-        """Run the command to its end. On an overloaded machine Ray itself may give up, and says what to do."""
+        """Run the command to its end. On an overloaded machine, Ray may give up; the command is then repeated."""
         for _ in range(ATTEMPTS):
             done = subprocess.run(
                 command(kind, config, out), capture_output=True, text=True, env=environment(), timeout=LIMIT
@@ -83,9 +83,9 @@ def prepare(folder: Path) -> Iterator[Case]:
             raise Failed(f"{kind}: exit status {done.returncode}: {done.stderr[-2000:]}")
 
     def strike(kind: str, rng: random.Random) -> bool:
-        """Run the command and kill one of its processes; return whether there was time for it."""
+        """Run the command and kill one of its processes; return whether one was killed before the command ended."""
         if kind not in expected:
-            # the results of a sweep do not depend on Ray, which takes long to start
+            # the results of a sweep do not depend on Ray, which is slow to start
             finish("sweep" if kind == "Ray" else kind, folder / kind)
             expected[kind] = [samples.outcome(run) for run in runs(folder / kind)]
         out = folder / "run"
@@ -109,9 +109,9 @@ def prepare(folder: Path) -> Iterator[Case]:
             if REPEAT in text or (kind == "torchrun" and not TrainingRun(out).finished):
                 finish(kind, out)
             elif kind == "Ray" and process.returncode:
-                raise Failed(f"the sweep did not survive: exit status {process.returncode}", **details)
+                raise Failed(f"the sweep failed after the kill: exit status {process.returncode}", **details)
             if [samples.outcome(run) for run in runs(out)] != expected[kind]:
-                raise Failed("other results after a killed process", **details)
+                raise Failed("different results after a killed process", **details)
         finally:
             shutil.rmtree(out, ignore_errors=True)
         return killed
