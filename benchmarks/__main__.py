@@ -26,41 +26,47 @@ def _shape(text: str) -> Shape:
         return Shape(**{key: int(value) for key, value in (item.split("=") for item in text.split(","))})
     except (TypeError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"expected letters and sizes like B=10,T=60,Q=3,S=3,m=32, got {text!r}"
+            f"expected letters and sizes such as B=10,T=60,Q=3,S=3,m=32, got {text!r}"
         ) from None
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--cases", nargs="+", choices=CASES, metavar="CASE", help=f"of {', '.join(CASES)} (default: all)"
+        "--cases", nargs="+", choices=CASES, metavar="CASE", help=f"cases to measure: {', '.join(CASES)} (default: all)"
     )
     parser.add_argument(
-        "--shapes", nargs="+", type=_shape, metavar="SHAPE", help="like T=60,Q=2, instead of each case's own"
+        "--shapes", nargs="+", type=_shape, metavar="SHAPE", help="sizes such as T=60,Q=2 (default: those of each case)"
     )
     parser.add_argument(
-        "--without", nargs="+", default=[], metavar="NAME", help="what not to compare with, like reference"
+        "--without", nargs="+", default=[], metavar="NAME", help="contenders to leave out, such as reference"
     )
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="(default: 1 2)")
-    parser.add_argument("--budget", type=float, default=3.0, help="seconds for fast comparisons (default: %(default)s)")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="numbers of threads (default: 1 2)")
     parser.add_argument(
-        "--output", metavar="NAME", help="writes results/NAME.json and .md (default: all, or selection)"
+        "--budget", type=float, default=3.0, help="minimum seconds per comparison (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="NAME",
+        help="write results/NAME.json and results/NAME.md (default: all, or selection if not everything is measured)",
     )
     parser.add_argument(
         "--device", default="cpu", help="cuda: time only the operators on the GPU and print a table (default: cpu)"
     )
-    parser.add_argument("--no-verify", action="store_true", help="skip the tests; prints and writes nothing")
+    parser.add_argument(
+        "--no-verify", action="store_true", help="skip the tests; print the results, but do not write them"
+    )
     return parser.parse_args(argv)
 
 
 def _verify(cases: list[str]) -> bool:
-    """Whether the tests that guard the cases pass."""
+    """Whether the tests of the cases pass."""
     tests = list(dict.fromkeys(test for case in cases for test in CASES[case].tests))
     return subprocess.run([sys.executable, "-m", "pytest", "-m", "not slow", *tests], cwd=ROOT).returncode == 0
 
 
 def _groups(args: argparse.Namespace, cases: list[str]) -> Iterator[tuple[str, Shape, dict[str, Contender]]]:
-    """What is compared with each other."""
+    """The case, the shape and the contenders of each comparison."""
     for name in cases:
         for shape in args.shapes or CASES[name].shapes:
             contenders = CASES[name].contenders.items()
@@ -87,7 +93,7 @@ def main(argv: list[str]) -> int:
     try:
         device = find_device(args.device)
     except ValueError as error:
-        print(f"python -m benchmarks: no such GPU, nothing was measured; {error}", file=sys.stderr)
+        print(f"python -m benchmarks: nothing was measured; {error}", file=sys.stderr)
         return 2
     if device.type != "cpu":
         for line in (*gpu.environment(device), "", *gpu.table(device)):
@@ -96,7 +102,7 @@ def main(argv: list[str]) -> int:
     cases, threads = args.cases or list(CASES), sorted(set(args.threads))
     environment = report.environment(shlex.join(["python", "-m", "benchmarks", *argv]), threads)
     if not args.no_verify and not _verify(cases):
-        console.print("[red]The tests that guard these cases are not green: no speed is reported.[/]")
+        console.print("[red]The tests of these cases must pass first, but some failed: no speed is reported.[/]")
         return 1
     rows: list[Row] = []
     groups = list(_groups(args, cases))
@@ -107,7 +113,7 @@ def main(argv: list[str]) -> int:
             progress.update(task, description=f"{name} {shape.label(CASES[name].fields)}")
             rows += _measure(name, shape, contenders, threads, args.budget)
             progress.advance(task)
-    environment["cores busy with other things"] = measure.busy_elsewhere(rows)
+    environment["cores used by other processes"] = measure.busy_elsewhere(rows)
     print(report.markdown(environment, rows))
     if not args.no_verify:
         whole = not (args.cases or args.shapes or args.without) and threads == [1, 2]

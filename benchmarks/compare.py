@@ -1,4 +1,4 @@
-"""Speed of this commit and of another one: `python -m benchmarks.compare FOLDER` measures the cells of both in turns.
+"""Speed of this commit and of another one: `python -m benchmarks.compare FOLDER` measures both alternately.
 
 FOLDER is a checkout of the other commit that is installed in FOLDER/.venv. Each checkout measures a cell (a model on a
 task) with its own `benchmarks.plan.measure`: seconds per epoch on one thread, training and evaluation. The best of all
@@ -94,7 +94,7 @@ def report(before: Seconds, after: Seconds, about: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.compare", description=__doc__)
-    parser.add_argument("folder", type=Path, help="a checkout of the other commit, installed in FOLDER/.venv")
+    parser.add_argument("folder", type=Path, help="checkout of the other commit, installed in FOLDER/.venv")
     parser.add_argument("--tasks", nargs="+", help=f"tasks to measure, the paper's or {SMALL} (default: the paper's)")
     parser.add_argument("--models", nargs="+", help="models to measure, such as LSTM (default: all)")
     parser.add_argument(
@@ -126,9 +126,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         {"environment": made_with, "rounds": args.rounds, "repeats": args.repeats, "commits": commits, "cells": rows},
     )
     machine = f"one thread of {made_with['processor']}, torch {made_with['torch']}"
+    rounds = f"best of {args.rounds} alternating rounds" if args.rounds > 1 else "one round"
     about = (
         f"Made by `python -m benchmarks.compare`: commit {commits[0]} before, {commits[1]} after, {machine}, "
-        f"kernel {kernel.name() if kernel else 'none'}, best of {args.rounds} rounds in turns, "
+        f"kernel {kernel.name() if kernel else 'none'}, {rounds}, "
         f"with {args.repeats} repetitions each."
     )
     text = report(before, after, about)

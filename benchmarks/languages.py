@@ -1,8 +1,8 @@
 """How fast strings are sampled and scored: `python benchmarks/languages.py [--out benchmarks/results/languages.md]`.
 
-Each case starts from nothing (a new grammar, its closure and its tables) and is run several times; the table has the
-median and the slowest run, and the CPU time, which other work on the machine disturbs less. No speed is reported unless
-the recorded probabilities are met first.
+Each case starts from scratch (a new grammar, its closure and its tables) and is run several times; the table has the
+median and the slowest run, and the CPU time, which other work on the machine affects less. No speed is reported unless
+the recorded probabilities are reproduced first.
 """
 
 import argparse
@@ -63,14 +63,14 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the table to this file too")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="also write the table to this file")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each case (default: %(default)s)")
     args = parser.parse_args()
     checks = [sys.executable, "-m", "pytest", "-q", "tests/languages/test_language_tasks.py", "-k", "recorded"]
     if subprocess.run(checks, cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
-        print("the recorded probabilities are not met: no speed is reported", file=sys.stderr)
+        print("the recorded probabilities are not reproduced: no speed is reported", file=sys.stderr)
         return 1
-    lines = ["| case | median | slowest | median CPU time | to reach |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| case | median | slowest | median CPU time | target |", "| --- | --- | --- | --- | --- |"]
     for name, (case, goal) in CASES.items():
         times, cpu = [], []
         for _ in range(args.repeats):
@@ -81,7 +81,7 @@ def main() -> int:
         middle, busy = statistics.median(times), statistics.median(cpu)
         lines.append(f"| {name} | {middle:.2f} s | {max(times):.2f} s | {busy:.2f} s | {goal} |")
         print(lines[-1], flush=True)
-    threads = os.environ.get("OMP_NUM_THREADS", "as many as cores")
+    threads = os.environ.get("OMP_NUM_THREADS", "one per core")
     machine = (
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}"
     )

@@ -1,4 +1,4 @@
-"""Layers on long sequences: stack attention with a limit, beside a transformer layer of PyTorch."""
+"""Layers on long sequences: stack attention with a limit, compared with a transformer layer of PyTorch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def stack_layer(shape: Shape, notation: str) -> Step:
 
 
 def by_weights(shape: Shape, notation: str) -> Step:
-    """The same layer by way of all attention weights, as if they were asked for."""
+    """The same layer, computed from all attention weights, as for `return_weights=True`."""
     layer = _stack_layer(notation)
     return _training(layer, shape, lambda x: layer(x, return_weights=True)[0])
 
@@ -36,7 +36,7 @@ def forward_pass(shape: Shape, notation: str) -> Step:
 
 
 def decoding(shape: Shape, notation: str) -> Step:
-    """One more step after T steps and a few more; every tenth time it goes back to T."""
+    """One more step after T to T + 9 steps; after every tenth call, the state is reset to T steps."""
     layer, x = _stack_layer(notation).requires_grad_(False), torch.randn(shape.B, shape.T + 10, D_MODEL)
     _, start = layer.extend(x[:, : shape.T], layer.initial_state(shape.B))
     state, taken = start, 0

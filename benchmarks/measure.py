@@ -16,12 +16,12 @@ from torch import Tensor
 
 from .steps import Shape, Step
 
-TURN = 0.05  # seconds that a fast step runs before the next one has its turn
+TURN = 0.05  # seconds for which a fast step is repeated before it is the turn of the next one
 PATIENCE = 30.0  # seconds after which two rounds are enough
 
 
 def _run(step: Step) -> tuple[float, float, int]:
-    """Seconds until the outputs are there, seconds until the gradients are, and bytes of both."""
+    """Seconds until the outputs are computed, seconds until the gradients are, and bytes of both."""
     start = time.perf_counter()
     outputs = step.forward()
     middle = end = time.perf_counter()
@@ -33,7 +33,7 @@ def _run(step: Step) -> tuple[float, float, int]:
 
 
 def compare(steps: dict[str, Step], threads: int, budget: float) -> dict[str, dict[str, float]]:
-    """The best times of steps that take turns, so that a noisy machine hits them alike; the first round warms up."""
+    """The best times of steps that take turns, so that noise affects them equally; the first round is a warm-up."""
     torch.set_num_threads(threads)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     start, rounds, elsewhere = time.perf_counter(), 0, _elsewhere()
@@ -50,7 +50,7 @@ def compare(steps: dict[str, Step], threads: int, budget: float) -> dict[str, di
 
 
 def _elsewhere() -> float:
-    """Seconds that the cores have worked for others than this process (Linux; elsewhere nan)."""
+    """Seconds of CPU time used by everything except this process (Linux; nan on other systems)."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return math.nan
@@ -60,7 +60,7 @@ def _elsewhere() -> float:
 
 def busy_elsewhere(rows: list[dict]) -> str:
     found = [row["busy_elsewhere"] for row in rows if "busy_elsewhere" in row]
-    return f"{mean(found):.2f} on average, at most {max(found):.2f} (figures of a busy machine mean little)"
+    return f"{mean(found):.2f} on average, at most {max(found):.2f} (times from a busy machine are unreliable)"
 
 
 def _summary(times: list[tuple[float, float]]) -> dict[str, float]:
@@ -69,9 +69,9 @@ def _summary(times: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def weigh(build: Callable[[Shape], Step], shape: Shape, threads: int) -> dict[str, float]:
-    """Times of one step in a fresh process, and its peak memory where the system tells (Linux).
+    """Times of one step in a new process and, on Linux, its peak memory.
 
-    `peak` is what the step needs above its inputs, outputs and gradients; `process_peak` is all that the process holds.
+    `peak` is the memory of the step beyond its inputs, outputs and gradients; `process_peak` is that of the process.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.models", "torch._dynamo"])  # the first call of an operator imports it
@@ -86,8 +86,8 @@ def _weigh(build: Callable[[Shape], Step], shape: Shape, threads: int) -> dict[s
     clear = Path("/proc/self/clear_refs")
     if not clear.exists():
         return _summary([_run(step)[:2]])
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory would count as held, and be used by the step
-    clear.write_text("5")  # the peak starts again from what is held now
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise freed memory would count as held, and the step would reuse it
+    clear.write_text("5")  # resets the peak to the memory that is held now
     before = _status("VmRSS")
     *times, results = _run(step)
     peak = _status("VmHWM")

@@ -1,4 +1,4 @@
-"""Steps of whole models at the sizes that the paper has for the hardest context-free language."""
+"""Steps of whole models at the paper's sizes for the hardest context-free language."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ TASK = "hardest-cfl"
 
 
 def _loss(logits: Tensor, text: Tensor) -> Tensor:
-    """Summed over a string and averaged over strings, as the paper does."""
+    """Cross-entropy, summed over a string and averaged over strings, as in the paper."""
     return cross_entropy(logits.flatten(0, 1), text.flatten(), reduction="sum") / len(text)
 
 
@@ -56,7 +56,7 @@ def transformer_encoder(shape: Shape) -> Step:
 
 
 class _LoopOverCells(nn.Module):
-    """nn.LSTMCell, one call for each token, with as many hidden units as LSTM+Sup and as many inputs."""
+    """nn.LSTMCell, one call for each token, with as many hidden units and inputs as LSTM+Sup."""
 
     def __init__(self, tokens: int, input_size: int, hidden_size: int):
         super().__init__()
@@ -80,7 +80,7 @@ def loop_over_cells(shape: Shape) -> Step:
 
 
 def decoding(shape: Shape, architecture: str) -> Step:
-    """One more token after T tokens and a few more; every tenth time it goes back to T."""
+    """One more token after T to T + 9 tokens; after every tenth call, the state is reset to T tokens."""
     config = paper_config(TASK, architecture, published=True)
     model: Any = build_model(config).eval()
     text = torch.randint(config.input_size - 1, (shape.B, shape.T + 1))

@@ -70,7 +70,7 @@ def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
 
 
 def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) -> list[dict]:
-    """The rows with the number of epochs to plan with, and the number of finished runs that it is the mean of."""
+    """The rows with the number of epochs for the plan, and the number of finished runs of which it is the mean."""
     return [
         {
             **row,
@@ -83,9 +83,9 @@ def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) ->
 
 
 def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
-    """Seconds per epoch and peak memory of a cell; run in a new process, so that the memory is its own."""
+    """Seconds per epoch and peak memory of a cell; run it in a new process, so that the memory is that of the cell."""
     torch.set_num_threads(1)
-    keep_freed_memory()  # as for every run
+    keep_freed_memory()  # as in every training run
     task, architecture = cell
     config = paper_config(task, architecture, published=True)
     model = build_model(config)

@@ -1,6 +1,7 @@
-"""Where CPU time goes: `python -m benchmarks.profile step ptb`, or `python -m benchmarks.profile epoch cfl CONFIG`.
+"""How CPU time is spent: `python -m benchmarks.profile step ptb`, or `python -m benchmarks.profile epoch cfl CONFIG`.
 
-CPU time of the process, one thread: unlike wall time, it hardly depends on other work on the machine.
+The CPU time of the process is measured, with one thread. Unlike wall time, it hardly depends on other work on the
+machine.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def step_parts(task: str, architecture: str, repeats: int) -> Parts:
     found["output layer and loss"] = best(output, repeats)
     step = training_step(model, lambda: loss(model(text)))
     found["whole"] = best(lambda: step.backward(step.forward()), repeats)  # pyright: ignore[reportOptionalCall]
-    constant = torch.zeros((), requires_grad=True)  # the gradients of the model stay as they are
+    constant = torch.zeros((), requires_grad=True)  # does not change the gradients of the model
     found["clipping and Adam"] = best(lambda: step.backward([constant]), repeats)  # pyright: ignore[reportOptionalCall]
     return dict(found)
 
@@ -112,7 +113,7 @@ def epoch_parts(command: str, name: str, overrides: list[str]) -> Parts:
     config = load_configuration(command, name, overrides)
     tasks = (cfl.CFLTask, lm.LMTask, mt.MTTask)
     owners = {
-        "data": [*((task, "epoch") for task in tasks), (lm, "pad"), (mt, "pad")],
+        "preparing batches": [*((task, "epoch") for task in tasks), (lm, "pad"), (mt, "pad")],
         "evaluation": [(task, "evaluate") for task in tasks],
         "checkpoints and best model": [(loop, "save_checkpoint"), *((task, "save") for task in tasks)],
     }
@@ -129,7 +130,7 @@ def epoch_parts(command: str, name: str, overrides: list[str]) -> Parts:
                 return function(*args, **options)
             finally:
                 active.pop()
-                if not active:  # a part within another one belongs to that
+                if not active:  # a part within another one counts towards the outer one
                     found[label] += time.process_time() - now
 
         return call
@@ -168,10 +169,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     epoch = commands.add_parser("epoch", help="a training run, by default with all its epochs")
     epoch.add_argument("command", choices=("cfl", "lm", "mt"))
     epoch.add_argument("configs", nargs="+", help="configurations: names or files")
-    epoch.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="changes of the configurations")
+    epoch.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="changes to the configurations")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    keep_freed_memory()  # as for every run
+    keep_freed_memory()  # as in every training run
     if args.what == "step":
         print(table({model: step_parts(args.task, model, args.repeats) for model in MODELS}))
     else:

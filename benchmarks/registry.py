@@ -1,4 +1,4 @@
-"""The cases: shapes, what is compared on them, and the tests that must pass before a speed counts."""
+"""The cases: shapes, what is compared on them, and the tests that must pass before speeds are reported."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ LSTMS = ("LSTM", "LSTM+Sup", "LSTM+Nd")
 @dataclass(frozen=True)
 class Contender:
     build: Callable[[Shape], Step]
-    longest: int = 10**9  # left out where T is larger
-    once: bool = False  # too slow to repeat: measured once, on the largest number of threads
+    longest: int = 10**9  # left out if T is larger
+    once: bool = False  # too slow to repeat: measured once, with the largest number of threads
     multiply_adds: Callable[[Shape], float] | None = None  # of forward and backward, recomputation not counted
 
 
 @dataclass(frozen=True)
 class Case:
     about: str
-    fields: str  # the letters of the shape that matter
+    fields: str  # the letters of the shape that the case depends on
     shapes: tuple[Shape, ...]
     contenders: dict[str, Contender]  # the others' times are given as multiples of the first one's
-    tests: tuple[str, ...] = OPERATOR_TESTS  # what pytest runs first, without the slow ones
+    tests: tuple[str, ...] = OPERATOR_TESTS  # what pytest runs first, except the slow tests
 
 
 def _chart(shape: Shape) -> float:

@@ -1,4 +1,4 @@
-"""Results as files: all rows as JSON, and tables to read."""
+"""Results as files: all rows as JSON, and tables as Markdown."""
 
 import datetime
 import json
@@ -20,9 +20,9 @@ from .steps import Shape
 from .targets import TARGETS, Results, Row
 
 FOLDER = Path(__file__).parent / "results"
-LEGEND = """Times are the best of several on one batch. `×` compares the times with backward, `over T/2` is
-time(T) / time(T/2), the rate counts useful multiply-adds, and `peak` is memory above inputs, outputs and gradients on
-the most threads."""
+LEGEND = """Times are the best of several runs on one batch. `×` compares the times with backward, `over T/2` is
+time(T) / time(T/2), the rate counts useful multiply-adds, and `peak` is the memory beyond inputs, outputs and gradients
+with the largest number of threads."""
 
 
 def environment(command: str, threads: list[int]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _commit() -> str:
 
 
 def _cpu() -> str:
-    """Name and model, since virtual machines tell little by the name."""
+    """Name, family and model of the processor; on a virtual machine, the name alone says little."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     found = [re.search(rf"^{field}\s*: (.+)$", info, re.MULTILINE) for field in ("model name", "cpu family", "model")]
     if not all(found):
@@ -64,7 +64,7 @@ def write(name: str, environment: dict[str, Any], rows: list[Row]) -> list[Path]
 
 
 def _replace(path: Path, text: str) -> Path:
-    """All of the file or the old one."""
+    """Write the whole file, or leave the old one unchanged."""
     part = path.with_suffix(f"{path.suffix}.part")
     part.write_text(text)
     part.replace(path)
@@ -74,7 +74,7 @@ def _replace(path: Path, text: str) -> Path:
 def markdown(environment: dict[str, Any], rows: list[Row]) -> str:
     results = Results(rows)
     parts = ["# Benchmark results", LEGEND, "\n".join(f"- {key}: {value}" for key, value in environment.items())]
-    parts += ["## Targets", "B=10, Q=S=3, float32 inputs, two threads, forward and backward, unless it says otherwise."]
+    parts += ["## Targets", "B=10, Q=S=3, float32 inputs, two threads, forward and backward, unless stated otherwise."]
     parts.append(_table(("target", "limit", "measured", ""), (target.line(results) for target in TARGETS)))
     for name, case in CASES.items():
         if mine := [row for row in rows if row["case"] == name]:
@@ -110,7 +110,7 @@ def _line(results: Results, row: Row, fields: str, first: str) -> list[str]:
 
 
 def _known(figure: Callable[[], str]) -> str:
-    """Empty where something that the figure needs was not measured."""
+    """The figure, or an empty string if something that it needs was not measured."""
     try:
         return figure()
     except KeyError:

@@ -11,7 +11,7 @@ from .steps import Shape, Step, training_step
 
 
 def training(shape: Shape, architecture: str) -> Step:
-    """Of B sentences of T tokens, as the training loop does it: the corpus has about 24 tokens to a sentence."""
+    """A step on B sentences of T tokens, as in the training loop; the corpus has about 24 tokens per sentence."""
     vocabulary = Vocabulary(tuple(map(str, range(PTB_TYPES))))
     model = build_model(paper_config("ptb", architecture, published=True)).train()
     sentences = torch.randint(PTB_TYPES, (shape.B, shape.T)).tolist()

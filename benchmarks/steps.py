@@ -1,4 +1,4 @@
-"""What is measured: each function sets up one step on random float32 inputs of a shape; nothing here takes the time."""
+"""What is measured: each function sets up one step on random float32 inputs of a shape; nothing is timed here."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 class Step(NamedTuple):
     forward: Callable[[], Sequence[Any]]
-    backward: Callable[[Sequence[Any]], Sequence[Tensor]] | None = None  # outputs of forward -> gradients it returns
+    backward: Callable[[Sequence[Any]], Sequence[Tensor]] | None = None  # from the outputs of forward to gradients
 
 
 def differentiated(
@@ -49,7 +49,7 @@ def differentiated(
 
 
 def _stepwise(empty: Callable[[], Any], inputs: list[Tensor], row_shapes: list[tuple[int, ...]]) -> Step:
-    """A state extended one step at a time, each with tensors of its own, as a recurrent controller makes them."""
+    """A state extended one step at a time, each with its own tensors, as a recurrent controller creates them."""
 
     def function(*pieces: Tensor) -> list[Tensor]:
         state, rows = empty(), []
@@ -100,7 +100,7 @@ def nondeterministic_steps(shape: Shape, backend: str) -> Step:
 
 
 def superposition(shape: Shape, backend: str) -> Step:
-    """Readings: weights and their product with the pushed vectors."""
+    """Readings of the superposition stack, as weights times the pushed vectors."""
     B, T, _, _, m = shape
 
     def function(actions: Tensor, values: Tensor) -> tuple[Tensor]:
@@ -167,7 +167,7 @@ def linear_step(shape: Shape, outputs: int, fast: bool) -> Step:
 
 
 def superposition_full(shape: Shape, backend: str) -> Step:
-    """Weights alone, what `superposition_steps` computes step by step."""
+    """The weights alone, which `superposition_steps` computes step by step."""
     B, T = shape[:2]
     return differentiated(lambda x: (superposition_weights(x, backend=backend),), [_actions(shape)], (B, T, T))
 
@@ -182,7 +182,7 @@ def superposition_vectors(shape: Shape) -> Step:
     B, T, _, _, m = shape
 
     def function(actions: Tensor, values: Tensor) -> tuple[Tensor]:
-        stack, readings = values.new_zeros(B, 1, m), []  # top first, always a zero vector at the bottom
+        stack, readings = values.new_zeros(B, 1, m), []  # top first, with a zero vector at the bottom
         for action, value in zip(actions.unbind(1), values.unbind(1), strict=True):
             push, noop, pop = action[..., None, None].unbind(1)
             above, below = torch.cat([value[:, None], stack], dim=1), pad(stack[:, 1:], (0, 0, 0, 2))
@@ -237,7 +237,7 @@ def transformer(shape: Shape, d_model: int = 32, heads: int = 4, tokens: int = 1
 
 
 def matrix_product(shape: Shape, n: int = 2048) -> Step:
-    """A float64 matrix product that shows the machine's rate, whatever the shape."""
+    """A float64 matrix product that shows the machine's rate; it does not depend on the shape."""
     a, b, c = (torch.randn(n, n, dtype=torch.float64) for _ in range(3))
     return Step(lambda: (torch.mm(a, b, out=c),))
 

@@ -1,4 +1,4 @@
-"""What we want to reach, and whether the results do."""
+"""The targets of the benchmarks, and whether the results meet them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Results:
     rows: list[Row]
 
     def find(self, case: str, contender: str, threads: int = 2, **shape: int) -> Row:
-        """The one row; KeyError if it was not measured. Letters that are not given have their usual values."""
+        """The row of a measurement; KeyError if there is none. Letters that are not given have their default values."""
         wanted = {"B": 10, "T": 60, "Q": 3, "S": 3} | shape
         for row in self.rows:
             if (row["case"], row["contender"], row["threads"]) == (case, contender, threads) and wanted.items() <= row[
@@ -53,12 +53,12 @@ class Results:
         return self.find(row["case"], contender or row["contender"], row["threads"], **shape)
 
     def share(self, row: Row) -> float:
-        """Useful multiply-adds per second over those of the matrix product on the same threads."""
+        """Useful multiply-adds per second, relative to those of the matrix product with the same number of threads."""
         machine = self.same(row, RATE)
         return row["multiply_adds"] / row["total"] / (machine["multiply_adds"] / machine["total"])
 
     def growth(self, row: Row, what: str = "total") -> float:
-        """Over half the length."""
+        """Ratio to the figure at half the length."""
         T = row["shape"]["T"]
         if T % 2 or row["contender"] == RATE:
             raise KeyError("growth")

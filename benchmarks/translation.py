@@ -1,4 +1,4 @@
-"""Steps of the paper's smallest translation models: B sentences of T tokens, into as many tokens."""
+"""Steps of the paper's smallest translation models: B sentences of T tokens, translated into T tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,11 +35,11 @@ def training(shape: Shape, architecture: str) -> Step:
 
 
 def translating(shape: Shape, architecture: str) -> Step:
-    """The sentences from tokens to tokens, with the paper's beam."""
+    """Translation of the sentences, from tokens to tokens, with the paper's beam size."""
     model = _model(architecture).eval()
     eos = model.config.output_size - 1
     with torch.no_grad():
-        # An untrained model ends whenever it likes. This makes EOS so improbable that all translations have T tokens.
+        # An untrained model may predict EOS at any step. Make it so improbable that all translations have T tokens.
         row = model.embedding.table.weight[eos]
         model.decoder.norm.bias.copy_(-50 * row / row.square().sum())
     source = torch.randint(eos, (shape.B, shape.T))
