@@ -21,7 +21,7 @@ test: $(VENV)/installed-dev
 test-fast: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"
 
-# What `.ci/run` checks, and all that takes longer: hours. Needs SLURM (apt install slurm-wlm munge).
+# `.ci/run`, and the checks that take longer; takes hours. Needs SLURM (apt install slurm-wlm munge).
 ci-full: $(VENV)/installed-dev
 	.ci/run
 	$(PYTEST) -m full
@@ -43,7 +43,7 @@ triton: $(VENV)/installed-dev
 sanitize: $(VENV)/installed-dev
 	tests/sanitizers.sh $(ARGS)
 
-# Random faults and inputs against the promises of docs/reliability.md: all drills in full, which takes hours.
+# Tests the promises of docs/reliability.md with random faults and inputs: all drills in full, which takes hours.
 drills: $(VENV)/installed-dev
 	$(BIN)/python -m drills $(ARGS)
 	tests/sanitizers.sh --drill
@@ -64,7 +64,7 @@ format: $(VENV)/installed-dev
 # The JavaScript of the HTML report and the playground, checked with Biome. Only developers need npm.
 page = @if command -v npm >/dev/null; then \
 	  npm install --silent --no-audit --no-fund --no-package-lock && npm run --silent $(1); \
-	else echo "npm is not installed: the JavaScript of the report is not checked"; fi
+	else echo "npm is not installed: the JavaScript of the report and the playground is not checked"; fi
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
