@@ -14,7 +14,7 @@ import yaml
 
 MAX_CHARACTERS = 100_000
 MAX_DEPTH = 20
-MAX_DIGITS = 40
+LONGEST_NUMBER = 40
 """Maximum number of characters in a number."""
 
 _NUMBERS = {"tag:yaml.org,2002:int": "construct_yaml_int", "tag:yaml.org,2002:float": "construct_yaml_float"}
@@ -109,8 +109,9 @@ class _Reader:
         tag = self.loader.resolve(yaml.ScalarNode, event.value, event.implicit)
         node = yaml.ScalarNode(tag, event.value)
         if tag in _NUMBERS:
-            if len(event.value) > MAX_DIGITS:
-                self._fail(event, f"expected a number of at most {MAX_DIGITS} characters, got {event.value[:10]}...")
+            if len(event.value) > LONGEST_NUMBER:
+                start = event.value[:10]
+                self._fail(event, f"expected a number of at most {LONGEST_NUMBER} characters, got {start}...")
             try:
                 return getattr(self.loader, _NUMBERS[tag])(node)
             except (ValueError, OverflowError):

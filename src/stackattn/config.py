@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .bounded_yaml import MAX_DIGITS, check_size, parse_yaml
+from .bounded_yaml import LONGEST_NUMBER, check_size, parse_yaml
 from .lines import read_lines
 
 T = TypeVar("T")
@@ -324,7 +324,7 @@ def _fits(hint: Any, value: Any) -> bool:
         return isinstance(value, list | tuple) and len(value) == len(arguments)
     if hint is float and isinstance(value, str):
         try:
-            return len(value) <= MAX_DIGITS and float(value) is not None
+            return len(value) <= LONGEST_NUMBER and float(value) is not None
         except ValueError:
             return False
     if hint in (int, float):

@@ -1,4 +1,4 @@
-"""Runs of earlier versions in experiments/results can be read: configuration, metrics, results and environment."""
+"""All runs in experiments/results can be read, those of earlier versions too: configuration, metrics and results."""
 
 import json
 from pathlib import Path
@@ -15,31 +15,59 @@ from stackattn.training.mt import MTConfig
 from stackattn.training.run import config_of
 
 RESULTS = Path(__file__).parents[2] / "experiments/results"
-RUNS = sorted(
-    path.parent
-    for path in RESULTS.rglob("metrics.jsonl")
-    if "published" in json.loads((path.parent / "config.json").read_text())["training"]  # the old name of an option
-)
+RUNS = sorted(path.parent for path in RESULTS.rglob("metrics.jsonl"))
+OLD = [
+    folder
+    for folder in RUNS
+    if "published" in json.loads((folder / "config.json").read_text())["training"]  # the old name of an option
+]
+
+
+def name(folder):
+    return folder.relative_to(RESULTS).as_posix()
+
+
+def without_crc(text):
+    """The values of a line or file, without the checksum that later versions add."""
+    return {key: value for key, value in json.loads(text).items() if key != "crc32"}
 
 
 def config_class(stored):
     if "language" in stored:
         return CFLConfig
-    return MTConfig if "digest" in stored["data"] else LMConfig
+    return MTConfig if "label_smoothing" in stored["data"] else LMConfig
 
 
 def test_all_runs_are_found():
-    assert len(RUNS) == 49
+    assert len(OLD) == 49
+    assert len(RUNS) >= 106
 
 
-@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.relative_to(RESULTS).as_posix())
-def test_committed_run(folder):
+@pytest.mark.parametrize("folder", RUNS, ids=name)
+def test_files_of_a_run(folder):
     run = TrainingRun(folder)
     stored = json.loads((folder / "config.json").read_text())
     config = config_of(config_class(stored), folder)
     assert from_values(type(config), to_values(config)) == config
     assert run.differs(config) is None
+    rows = [without_crc(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert run.metrics() == rows
+    assert rows
+    assert run.finished == (folder / "result.json").exists()
+    if run.finished:
+        assert run.result() == without_crc((folder / "result.json").read_text())
+    if (folder / "test.json").exists():
+        read = without_crc((folder / "test.json").read_text())
+        known = run.model_checksum()
+        assert run.test() == (read if known is None or read.get("model") == known else None)
+    assert "torch" in json.loads((folder / "environment.json").read_text())
+    assert (run.state() is None) == (not (folder / "last").exists())
 
+
+@pytest.mark.parametrize("folder", OLD, ids=name)
+def test_old_options_are_converted(folder):
+    stored = json.loads((folder / "config.json").read_text())
+    config = config_of(config_class(stored), folder)
     assert config.training.plateau == ("pytorch" if stored["training"]["published"] else "paper")
     if isinstance(config.model, LSTMArchitecture):
         assert config.model.stack_init == ("uniform" if stored["model"]["published"] else "xavier")
@@ -56,19 +84,6 @@ def test_committed_run(folder):
             derived = (section, key, value) == ("model", "hidden_size", None)
             if key not in ("published", "checksum", "digest") and not derived:
                 assert current[key] == value
-
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert run.metrics() == rows
-    assert rows
-    assert run.finished == (folder / "result.json").exists()
-    if run.finished:
-        assert run.result() == json.loads((folder / "result.json").read_text())
-    if (folder / "test.json").exists():
-        read = json.loads((folder / "test.json").read_text())
-        known = run.model_checksum()
-        assert run.test() == (read if known is None or read.get("model") == known else None)
-    assert "torch" in json.loads((folder / "environment.json").read_text())
-    assert run.state() is None
 
 
 def test_upgrade_changes_neither_its_argument_nor_current_options():

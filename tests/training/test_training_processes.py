@@ -123,11 +123,11 @@ def test_a_run_can_be_resumed_after_a_process_died(rank, tmp_path):
     chosen, folder = config(max_epochs=3), tmp_path / "run"
     reports = train_together(folder, chosen, signals={rank: [signal.SIGTERM, signal.SIGKILL][rank]})
     if rank == 0:
-        ended = "process 0 of 2 received SIGTERM, probably because another process has died"
+        ended = "rank 0 of 2 processes received SIGTERM, probably because another process has died"
         assert reports[0] == f"{ended}; pass --resume to continue from the last checkpoint"
-        assert reports[1].startswith("process 1 of 2 lost the connection to the others: ")
+        assert reports[1].startswith("rank 1 of 2 processes lost the connection to the others: ")
     else:
-        assert reports[0].startswith("process 0 of 2 lost the connection to the others: ")
+        assert reports[0].startswith("rank 0 of 2 processes lost the connection to the others: ")
         assert reports[0].endswith("; pass --resume to continue from the last checkpoint")
         assert reports[1] is None
     assert len(TrainingRun(folder).metrics()) == 1
@@ -151,7 +151,7 @@ def test_torchrun(tmp_path, monkeypatch, capsys):
     os.kill(second_process(process.pid), signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    (line,) = [line for line in errors.splitlines() if line.startswith("stackattn cfl train: process 0 of 2 ")]
+    (line,) = [line for line in errors.splitlines() if line.startswith("stackattn cfl train: rank 0 of 2 processes ")]
     assert line.endswith("; pass --resume to continue from the last checkpoint")
     assert 3 <= len(TrainingRun(folder).metrics()) < 40
     done = subprocess.run([*launcher, "model.layers='1'", "--resume"], capture_output=True, text=True, check=False)

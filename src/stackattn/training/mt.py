@@ -30,7 +30,7 @@ class MTDataOptions(SentenceDataOptions):
     folder: str
     """Folder of the corpus, created by `stackattn mt prepare`."""
     batch_tokens: int = 2048
-    """Maximum number of tokens on either side of a batch, including padding, BOS and EOS."""
+    """Maximum number of tokens on either side of a batch, including padding and BOS or EOS."""
     label_smoothing: float = 0.1
     """Label smoothing of the training loss, at least 0 and less than 1."""
 

@@ -64,9 +64,10 @@ def load_origin(model: nn.Module, task: Task, origin: dict[str, str]) -> None:
         task.save(model, Path(name))
         parts = sorted(path.name for path in Path(name).iterdir() if path.name not in (CONFIG, TENSORS))
         for part in parts:
-            if not (folder / part).exists() or not filecmp.cmp(folder / part, Path(name) / part, shallow=False):
-                reason = f"{part} differs from that of the data"
-                raise RunError(f"{folder}: expected a model with the vocabulary of the data, but {reason}")
+            if not (folder / part).exists():
+                raise RunError(f"{folder}: expected a model with the vocabulary of the data, but {part} is missing")
+            if not filecmp.cmp(folder / part, Path(name) / part, shallow=False):
+                raise RunError(f"{folder}: expected a model with the vocabulary of the data, but {part} differs")
     model.load_state_dict(loaded.state_dict())
 
 

@@ -103,7 +103,7 @@ class Processes:
 
     def _lost(self, what: str) -> RunError:
         return RunError(
-            f"process {self.rank} of {self.count} {what}; pass --resume to continue from the last checkpoint"
+            f"rank {self.rank} of {self.count} processes {what}; pass --resume to continue from the last checkpoint"
         )
 
     def wrap(self, model: nn.Module) -> nn.Module:
