@@ -205,6 +205,6 @@ def test_invalid_data_and_options(folder, tmp_path):
             config(folder, data={key: value})
     values = json.loads((folder / "vocabulary.json").read_text())
     (folder / "vocabulary.json").write_text(json.dumps({**values, "types": ["a", "b"], "unknown": None}))
-    with pytest.raises(ConfigError, match=r"data: .*vocabulary\.json: expected 11 lines, .*, found "):
+    with pytest.raises(ConfigError, match=r"data: .*vocabulary\.json: expected line count 11, .*, found "):
         run_experiment(config(folder), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -138,18 +138,22 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
 def check_index(index: Tensor, state: Any) -> Tensor:
     """The positions of sequences in the batch of a state, validated, as int64."""
     if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
-        raise ValueError(f"index: expected a vector of integers, got {index!r}")
+        raise ValueError(f"index: expected a tensor of integers of shape (N,), got {_description(index)}")
     if index.device != state.device:
         raise ValueError(f"index: expected device {state.device} like the state, got {index.device}")
-    if reads_values(index.device) and ((index < 0) | (index >= state.batch_size)).any():
-        raise ValueError(f"index: expected integers from 0 to {state.batch_size - 1}, got {index.tolist()}")
+    if reads_values(index.device) and (wrong := (index < 0) | (index >= state.batch_size)).any():
+        raise ValueError(f"index: expected integers from 0 to {state.batch_size - 1}, got {int(index[wrong][0])}")
     return index.long()
+
+
+def _description(x: object) -> str:
+    return f"shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def check_rows(rows: Tensor, state: Any) -> Tensor:
     """A validated mask of the sequences of a state's batch."""
     if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (state.batch_size,):
-        raise ValueError(f"rows: expected a bool tensor of shape ({state.batch_size},), got {rows!r}")
+        raise ValueError(f"rows: expected a bool tensor of shape ({state.batch_size},), got {_description(rows)}")
     if rows.device != state.device:
         raise ValueError(f"rows: expected device {state.device} like the state, got {rows.device}")
     return rows
