@@ -33,7 +33,7 @@ def _run(step: Step) -> tuple[float, float, int]:
 
 
 def compare(steps: dict[str, Step], threads: int, budget: float) -> dict[str, dict[str, float]]:
-    """The best times of steps that take turns, so that noise affects them equally; the first round is a warm-up."""
+    """Best and median times of steps that take turns, so that noise affects them equally; no round is discarded."""
     torch.set_num_threads(threads)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     start, rounds, elsewhere = time.perf_counter(), 0, _elsewhere()
@@ -74,7 +74,8 @@ def weigh(build: Callable[[Shape], Step], shape: Shape, threads: int) -> dict[st
     `peak` is the memory of the step beyond its inputs, outputs and gradients; `process_peak` is that of the process.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.models", "torch._dynamo"])  # the first call of an operator imports it
+    # the first call of an operator imports torch._dynamo
+    context.set_forkserver_preload(["benchmarks.models", "torch._dynamo"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_weigh, build, shape, threads).result()
 

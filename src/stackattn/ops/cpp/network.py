@@ -90,7 +90,7 @@ def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 class LSTMSizes(NamedTuple):
-    """Sizes of an LSTM with a stack, padded to multiples of 8 except `value_size`."""
+    """Sizes of an LSTM with a stack. All except `value_size` are padded to multiples of 8."""
 
     hidden: int
     reading: int

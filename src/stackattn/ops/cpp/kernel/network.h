@@ -12,7 +12,7 @@ struct DropoutRate {
 };
 
 struct AttentionShape {
-  int64_t batch, steps, heads, size;  // size: numbers in a head's vectors
+  int64_t batch, steps, heads, size;  // size: length of a head's vectors
   const int64_t* lengths;             // null: every sequence has all steps
   int threads;
 };
@@ -41,15 +41,16 @@ struct CrossEntropyShape {
   bool wide;  // float64 instead of float32
 };
 
-// cross_entropy.cpp. Contiguous: logits (rows, classes), losses (rows,), kept (rows, 2). Both functions return the
-// first row whose target is not a class, or -1.
+// cross_entropy.cpp. Contiguous: logits (rows, classes), losses (rows,), kept (rows, 2): the largest logit and the sum
+// of e^(x - largest). Both functions return the first row whose target is not a class, or -1.
 struct CrossEntropy {
   int64_t (*forward)(const CrossEntropyShape&, const void* logits, void* losses, void* kept);
   int64_t (*backward)(const CrossEntropyShape&, const void* logits, const void* kept, const void* grad_losses,
                       void* grad_logits);
 };
 
-// An LSTM that controls a stack. Sizes are padded to multiples of 8, except `value_size`.
+// An LSTM that controls a stack. `hidden`, `reading`, `actions` and `value` are padded to multiples of 8; `value_size`
+// is not.
 struct LSTMShape {
   int64_t batch, steps, hidden, reading, actions, value, value_size;
   int threads;

@@ -11,6 +11,7 @@
 //   F_columns     [y][c][(t,r)]     F in another order
 //   dF, dD                          like F and D
 //   dpush, drepl  [t][from][to]
+//   dpushed       [t][to]           the gradient of the weight with which step t pushes its value
 #pragma once
 #include "column_steps.h"
 #include "sequences.h"
