@@ -79,7 +79,7 @@ def test_reproduce_shows_that_it_measures(tmp_path, capsys, monkeypatch):
         wait_for(lambda: "measuring the best runs ...\n" in capsys.readouterr().err)
         return 0
 
-    slow = SimpleNamespace(draws=False, trains=False, cells=lambda out: ["a cell"], show=show)
+    slow = SimpleNamespace(needs_matplotlib=False, trains=False, cells=lambda out: ["a cell"], show=show)
     monkeypatch.setitem(TARGETS, "figure-3", slow)
     args = SimpleNamespace(action="figure-3", out=tmp_path)
     assert reproduce.run(args) == 0

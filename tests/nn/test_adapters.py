@@ -129,7 +129,10 @@ def test_time_first_and_single_sequences(norm_first):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_training(stack):
-    """The last output must predict the first input. All others are equal, and only the stack sees earlier steps."""
+    """The last output must predict the first input.
+
+    All other inputs are equal, and only the stack sees earlier steps.
+    """
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 1)

@@ -1,8 +1,8 @@
 """Build the wheel, install it into a new virtual environment and run its commands: `python tests/wheel/check.py`.
 
 The commands run in an empty folder, so that no file of the checkout can be used in place of one that the wheel lacks.
-They include every Python and shell block of README.md except `make`, `pip` and `git`. Packages come from pip's usual
-sources in the versions of constraints.txt. Building needs the package `build`.
+They include every Python block and shell command of README.md, except calls to `make`, `pip` and `git`. Packages come
+from pip's usual sources in the versions of constraints.txt. Building needs the package `build`.
 """
 
 from __future__ import annotations

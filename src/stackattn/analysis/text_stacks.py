@@ -1,4 +1,4 @@
-"""Which earlier words a language model's stacks read: by distance, by word class, and of related words.
+"""Which earlier words a language model's stacks read: by distance, by word class, and for related words.
 
 The sentences come from a treebank. A stack reads near words more than distant ones, whatever the words are; each weight
 is therefore compared with the weight that follows from distance alone.
@@ -34,7 +34,7 @@ NEAR = (0, 1, 2, 4, 8, 16)
 """Upper limits of the ranges of distances; the last range has no limit."""
 BATCH = 32  # sentences of equal length that are traced together
 AS_TEXT = {"-LRB-": "(", "-RRB-": ")", "``": '"', "''": '"', "-LCB-": "{", "-RCB-": "}"}
-"""Tokens that only treebanks write in this way."""
+"""Treebank tokens for brackets and quotation marks, and the characters that they stand for."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RelationReading(Compared):
 
     cases: int
     first: float
-    """Share of cases in which no other element has more weight."""
+    """Share of cases in which no other element has more weight; the bottom and the empty stack are not compared."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def tag_sentences(trees: Iterable[Tree], vocabulary: Vocabulary, number: int | N
         ValueError: the vocabulary consists of pieces of words, or there is no such sentence.
     """
     if vocabulary.pieces_model is not None:
-        raise ValueError("expected a model of words, got one of SentencePiece pieces, which trees do not have")
+        expected = "expected a model with a vocabulary of words, like the leaves of the trees"
+        raise ValueError(f"{expected}, got one with SentencePiece pieces")
     found: list[TaggedSentence] = []
     for tree in trees:
         leaves = tree.leaves()

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stacks",
         help="measure what a model's stacks read on treebank sentences",
         description="Measure which earlier words the stacks of a model read on sentences of a treebank: by distance, "
-        "by word class, and of related words (subject and verb, brackets, quotation marks).",
+        "by word class, and for related words (subject and verb, brackets, quotation marks).",
     )
     stacks.add_argument("trees", type=path, metavar="TREES", help="file in the format of the Penn Treebank (.mrg)")
     add_number(stacks, "--number", "use at most this many sentences, from the start of the file", "all", least=1)

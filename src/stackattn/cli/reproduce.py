@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         return MEASUREMENTS[args.action].show(args.out)
     target, out = TARGETS[args.action], args.out
     failed = []
-    if target.draws and (not target.trains or args.job is None):
+    if target.needs_matplotlib and (not target.trains or args.job is None):
         from ..analysis.figures import import_matplotlib
 
         import_matplotlib()

@@ -26,7 +26,7 @@ class NondeterministicStackAttention(StackAttention):
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 
     Raises:
-        ValueError: a size or the window is not a positive integer, or the activation is unknown.
+        ValueError: a size, `heads` or `window` is not a positive integer, or the activation is unknown.
 
     Examples::
 

@@ -19,7 +19,7 @@ class StratifiedStackAttention(StackAttention):
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 
     Raises:
-        ValueError: a size is not a positive integer, or the activation is unknown.
+        ValueError: a size or `heads` is not a positive integer, or the activation is unknown.
 
     Examples::
 

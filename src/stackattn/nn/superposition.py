@@ -20,7 +20,7 @@ class SuperpositionStackAttention(StackAttention):
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 
     Raises:
-        ValueError: a size or the depth is not a positive integer, or the activation is unknown.
+        ValueError: a size, `heads` or `depth` is not a positive integer, or the activation is unknown.
 
     Examples::
 

@@ -5,8 +5,8 @@ A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, withou
 - `demo/MODEL`: the three models of `stackattn demo`
 - `figure-2/TASK/MODEL`, `table-2/ptb/MODEL`, `table-3/D_MODEL/MODEL`: the paper's experiments
 - `validity/TASK/MODEL`: models with one stack layer and nothing else, for length generalisation
-- `long/TASK/MODEL`: models whose stacks have a window or a limited depth, and the exact ones
-- `documents/TASK/MODEL`: models of articles, with softmax attention alone and with limited stacks
+- `long/TASK/MODEL`: models whose stacks have a window or a limited depth, and exact models
+- `documents/TASK/MODEL`: language models trained on articles, with softmax attention alone and with limited stacks
 - `table-2/wikitext-2/MODEL`, `table-3/small/MODEL`: smaller models on other corpora
 """
 

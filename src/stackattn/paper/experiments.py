@@ -38,7 +38,7 @@ class Target:
     """Further tasks that it shows, which are trained only if they are chosen; they are not in the paper."""
     other_models: tuple[str, ...] = ()
     """Models of other targets that it shows as well."""
-    draws: bool = False
+    needs_matplotlib: bool = False
     """Whether showing it needs matplotlib."""
     same_draws: bool = False
     """Whether all models have the same learning rates and seeds; if not, each cell draws its own, as in the paper."""
@@ -112,7 +112,7 @@ def _shown_by(module: str, function: str = "show") -> Callable[..., int]:
 def _actions(summary: str, task: str, number: int) -> Target:
     """A figure of the actions of Tf+Sup, from runs of Figure 2."""
     show = _shown_by("figure_3", f"show_figure_{number}")
-    return Target(summary, "cfl", (task,), ("tf-sup",), 10, show, "figure-2", draws=True)
+    return Target(summary, "cfl", (task,), ("tf-sup",), 10, show, "figure-2", needs_matplotlib=True)
 
 
 _PENN_TREEBANK: Mapping[str, Any] = {
@@ -137,7 +137,7 @@ TARGETS = {
     "figure-2": Target(
         summary="Figure 2: cross-entropy differences on five context-free languages",
         show=_shown_by("figure_2"),
-        draws=True,
+        needs_matplotlib=True,
         **_FIGURE_2,
     ),
     "figure-3": _actions("Figure 3: actions of Tf+Sup on a string of marked reversal", "marked-reversal", 3),
@@ -156,30 +156,32 @@ TARGETS = {
         other_models=tuple(LABELS),
         restarts=3,
         show=_shown_by("validity"),
-        draws=True,
+        needs_matplotlib=True,
         configs="validity",
     ),
     "agreement": Target(
-        summary="Agreement of stacks with real stacks, against the cross-entropy (not in the paper)",
+        summary="How closely the models' stacks agree with real stacks, plotted against cross-entropy "
+        "(not in the paper)",
         show=_shown_by("agreement"),
-        draws=True,
+        needs_matplotlib=True,
         trains=False,
         other_models=tuple(STACKS_ALONE),
         **_FIGURE_2,
     ),
     "long": Target(
-        summary="Validity of models with a window or a limited depth, beside the exact ones (not in the paper)",
+        summary="Validity of models with a window or a limited depth, compared with exact models (not in the paper)",
         command="cfl",
         tasks=("dyck", "unmarked-reversal"),
         models=("nd", "nd-w32", "nd-w64", "sup", "sup-d32", "tf-nd", "tf-nd-w32", "tf-sup", "tf-sup-d32"),
         restarts=1,
         show=_shown_by("validity", "show_limited"),
-        draws=True,
+        needs_matplotlib=True,
         configs="long",
         same_draws=True,
     ),
     "documents": Target(
-        summary="Perplexity and speed of models of articles, in pieces of 512 tokens (not in the paper)",
+        summary="Perplexity and speed of language models trained on articles in pieces of 512 tokens "
+        "(not in the paper)",
         command="lm",
         tasks=("wikitext-2",),
         models=("tf", "tf-sup-d64", "tf-nd-w64"),

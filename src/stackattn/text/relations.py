@@ -32,7 +32,7 @@ BETWEEN = "noun between subject and verb"
 
 @dataclass(frozen=True)
 class Related:
-    """Two words of a sentence, by index: the later one depends on the earlier one."""
+    """Two related words of a sentence, by index."""
 
     relation: str
     """`SUBJECT_VERB`, `BETWEEN` or a key of `PAIRS`."""
@@ -49,7 +49,7 @@ def find_related(tree: Tree) -> list[Related]:
     """Return the related words of a sentence, sorted by the later word.
 
     The subject is the head noun or pronoun of an `NP-SBJ`, and the verb is the finite verb of the `VP` after it, at any
-    distance; the relation `BETWEEN` has the other nouns and pronouns between them and the verb. Brackets and quotation
+    distance; the relation `BETWEEN` pairs each other noun or pronoun between them with the verb. Brackets and quotation
     marks are paired from the inside; unpaired ones are ignored.
 
     Example:

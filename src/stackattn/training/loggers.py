@@ -1,7 +1,7 @@
 """Loggers: write the evaluations of a run as CSV, for TensorBoard or for Weights & Biases.
 
-A logger is opened when a run starts or resumes and then receives all evaluations from the first one, so its record is
-complete even if the logger is added to a run later, or if the process was killed after an evaluation was written but
+A logger is opened when a run starts or resumes and then receives all evaluations from the first one on, so its record
+is complete even if the logger is added to a run later, or if the process was killed after an evaluation was written but
 before the logger received it.
 """
 

@@ -11,8 +11,9 @@
     metrics.csv, tensorboard/, wandb/   written by loggers, if requested
     lock               locked by the process that trains the run
 
-Each file except metrics.jsonl, which is appended to, appears complete or not at all. `last/state.json` stores the
-number of lines of metrics.jsonl that belong to the checkpoint; later lines are removed when the run is resumed.
+Each file appears complete or not at all, except metrics.jsonl, which is appended to, and the files in tensorboard/ and
+wandb/, which are also written incrementally. `last/state.json` stores the number of lines of metrics.jsonl that belong
+to the checkpoint; later lines are removed when the run is resumed.
 """
 
 from __future__ import annotations
@@ -166,7 +167,10 @@ class TrainingRun:
         return next(iter(self._changes(config).values()), None)
 
     def _changes(self, config: Any) -> dict[str, str]:
-        """Return the keys in which a configuration differs from that of the run, each with a text of both values."""
+        """Return the keys in which a configuration differs from that of the run.
+
+        Each key comes with a message that shows both values.
+        """
         stored = from_values(type(config), self.config(), source=str(self.folder / CONFIG))  # adds missing keys
         return dict(_differences(to_values(stored), to_values(config)))
 
@@ -319,7 +323,7 @@ def ending(result: Mapping[str, Any]) -> str:
 
 
 def _differences(stored: Any, given: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys in which two configurations differ, each with a text of both values."""
+    """Yield the keys in which two configurations differ, each with a message that shows both values."""
     if isinstance(stored, dict) and isinstance(given, dict):
         for key in [*stored, *(key for key in given if key not in stored)]:
             yield from _differences(stored.get(key), given.get(key), f"{prefix}.{key}" if prefix else key)

@@ -69,7 +69,8 @@ class StackGPT2LMHeadModel(_StackGPT2, GPT2LMHeadModel):
     """GPT-2 language model with stack attention. It supports `generate`, `save_pretrained` and `from_pretrained`.
 
     Raises:
-        ValueError: `stack_layers` or `inserted_stacks` does not have `n_layer` layers.
+        ValueError: `stack_layers` or `inserted_stacks` is not valid notation or does not have `n_layer` layers, or
+            `inserted_stacks` begins with a stack.
 
     Examples::
 

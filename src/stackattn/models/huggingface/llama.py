@@ -74,7 +74,8 @@ class StackLlamaForCausalLM(_StackLlama, LlamaForCausalLM):
     """Llama language model with stack attention. It supports `generate`, `save_pretrained` and `from_pretrained`.
 
     Raises:
-        ValueError: `stack_layers` or `inserted_stacks` does not have `num_hidden_layers` layers.
+        ValueError: `stack_layers` or `inserted_stacks` is not valid notation or does not have `num_hidden_layers`
+            layers, or `inserted_stacks` begins with a stack.
 
     Examples::
 
