@@ -90,6 +90,7 @@ def load_config(
     path: str | Path,
     overrides: list[str] | None = None,
     presets: Mapping[str, Preset] | None = None,
+    option: str = "override",
 ) -> T:
     """Read a configuration from a YAML file.
 
@@ -99,6 +100,7 @@ def load_config(
         overrides: changes such as `"model.layers=5"`; the values are YAML.
         presets: functions that fill in options, by name. The key `preset` of the file selects one; values from the file
             and from overrides take precedence.
+        option: what error messages call an override, such as `--set` on the command line.
 
     Raises:
         OSError: the file cannot be read.
@@ -116,7 +118,7 @@ def load_config(
         values, places = parse_yaml("\n".join(lines), str(path))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return from_values(cls, {} if values is None else values, overrides, str(path), places, presets)
+    return from_values(cls, {} if values is None else values, overrides, str(path), places, presets, option)
 
 
 def from_values(
@@ -126,6 +128,7 @@ def from_values(
     source: str = "configuration",
     places: Mapping[str, str] | None = None,
     presets: Mapping[str, Preset] | None = None,
+    option: str = "override",
 ) -> T:
     """Build a configuration from nested dictionaries, such as those of `json.load`.
 
@@ -142,7 +145,7 @@ def from_values(
     """
     values, places = copy.deepcopy(values), dict(places or {})
     for override in overrides or []:
-        _override(values, override, source, places)
+        _override(values, override, source, places, option)
     if presets and isinstance(values, dict):
         _apply_preset(cls, values, presets, source, places)
     return _Builder(cls, source, places).build(cls, values, "")
@@ -160,6 +163,7 @@ class ConfigKey:
     key: str
     """Dotted name, such as `training.learning_rate`."""
     type: str
+    """In the words of YAML: `[int, int]` for a tuple, `null` for None."""
     default: Any
     """`REQUIRED` if there is no default."""
     doc: str
@@ -192,11 +196,11 @@ def describe(cls: type, prefix: str = "", kind: str | None = None) -> list[Confi
     return keys
 
 
-def _override(values: Any, override: str, source: str, places: dict[str, str]) -> None:
+def _override(values: Any, override: str, source: str, places: dict[str, str], option: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
-        raise ConfigError(f"override: expected KEY=VALUE, got {_shown(override)}")
-    place = f"override {_shown(override)}"
+        raise ConfigError(f"{option}: expected KEY=VALUE, got {_shown(override)}")
+    place = f"{option} {_shown(override)}"
     *parents, last = key.split(".")
     for i, parent in enumerate([*parents, last]):
         if not isinstance(values, dict):
@@ -248,7 +252,10 @@ class _Builder:
         for key in values:
             if key not in fields:
                 name = f"{prefix}{key}"
-                self.fail(name, f"unknown key {name!r}; {self.suggest(str(key), fields, prefix)}")
+                # an override has a place for the key that it sets, but not for the section
+                inner = next((k for k in self.places if k.startswith(f"{name}.")), name)
+                place = name if name in self.places else inner
+                self.fail(place, f"unknown key {name!r}; {self.suggest(str(key), fields, prefix)}")
         made = {}
         for name, field in fields.items():
             if name not in values:
@@ -382,9 +389,13 @@ def _docs(cls: type) -> dict[str, str]:
 
 
 def _name(hint: Any) -> str:
+    """The type of a key in the words of YAML."""
     if typing.get_origin(hint) is typing.Literal:
         return f"one of {', '.join(map(str, typing.get_args(hint)))}"
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    is_class = isinstance(hint, type) and not typing.get_args(hint)  # in Python 3.10, tuple[int, int] is also a type
+    name = hint.__name__ if is_class else str(hint).replace("typing.", "")
+    name = name.replace("dict[str, Any]", "mapping").replace("tuple[", "[")
+    return name.replace("None", "null").replace(" | ", " or ")
 
 
 def _shown(value: object) -> str:

@@ -110,11 +110,15 @@ def test_a_softmax_layer_can_be_initialised_like_a_stack_layer():
         ({"positions": "learned"}, "positions: expected one of 'sinusoidal', 'rotary', 'none', got 'learned'"),
         ({"layers": "1.superposition-4.1", "xavier_layer": 2}, "xavier_layer: expected the number of a softmax"),
         ({"layers": 1, "xavier_layer": 0}, r"one of \[1\], got 0"),
+        (
+            {"positions": "rotary", "d_model": 6, "heads": 2},
+            "positions: expected an even d_model / heads for rotary, got 6 / 2 = 3",
+        ),
     ],
 )
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        TransformerLMConfig(**SIZES, **options)
+        TransformerLMConfig(**{**SIZES, **options})
 
 
 def test_rotary_positions_need_an_even_head_size():

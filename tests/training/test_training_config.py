@@ -55,10 +55,10 @@ def test_the_default_model_is_a_transformer(tmp_path):
         (GOOD.replace("1e-1", "much"), "line 8: training.clip: expected float, got 'much'"),
         (GOOD.replace("1e-1", "-1"), "line 8: training.clip: expected a positive number, got -1.0"),
         (GOOD.replace("1e-1", "nan"), "line 8: training.clip: expected a finite number, got 'nan'"),
-        (GOOD.replace("[10, 20]", "10"), "line 3: language.lengths: expected tuple[int, int], got 10"),
+        (GOOD.replace("[10, 20]", "10"), "line 3: language.lengths: expected [int, int], got 10"),
         (
             GOOD.replace("[10, 20]", "[10, 20, 30]"),
-            "line 3: language.lengths: expected tuple[int, int], got [10, 20, 30]",
+            "line 3: language.lengths: expected [int, int], got [10, 20, 30]",
         ),
         (GOOD.replace("[10, 20]", "[20, 10]"), "line 3: language.lengths: expected two lengths, the smaller first"),
         (GOOD.replace("kind: lstm", "kind: gru"), "line 5: model.kind: expected one of transformer, lstm, got 'gru'"),
@@ -93,6 +93,7 @@ def test_overrides(tmp_path):
         ("training.epochs=3", "override 'training.epochs=3': unknown key 'training.epochs'; did you mean"),
         ("model.hidden_size=many", "override 'model.hidden_size=many': model.hidden_size: expected int, got 'many'"),
         ("training.clip=-1", "override 'training.clip=-1': training.clip: expected a positive number"),
+        ("modle.layers=3", "override 'modle.layers=3': unknown key 'modle'; did you mean 'model'?"),
         ("language.name.x=3", "override 'language.name.x=3': expected a section at language.name, got "),
         ("language.lengths=[1", "override 'language.lengths=[1': not YAML"),
     ],
@@ -100,6 +101,13 @@ def test_overrides(tmp_path):
 def test_errors_of_overrides(tmp_path, override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(tmp_path, GOOD, [override])
+
+
+def test_errors_of_overrides_name_the_option():
+    with pytest.raises(ConfigError, match=r"^--set: expected KEY=VALUE, got 'clip'"):
+        from_values(TrainingConfig, {}, ["clip"], option="--set")
+    with pytest.raises(ConfigError, match=r"^--set 'clip=-1': clip: expected a positive number"):
+        from_values(TrainingConfig, {}, ["clip=-1"], option="--set")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +239,7 @@ def test_describe():
         ConfigKey("first.kind", "one of inner", "inner", "Selects the keys of the section `first`."),
         ConfigKey("first.size", "int", 3, "Number of parts."),
         ConfigKey("first.name", "str", "x", ""),
-        ConfigKey("rate", "float | None", None, "Per second."),
+        ConfigKey("rate", "float or null", None, "Per second."),
         ConfigKey("mode", "one of fast, slow", "fast", ""),
     ]
 

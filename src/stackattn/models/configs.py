@@ -25,12 +25,12 @@ class _TransformerOptions:
     """Layers from first to last, such as `2.nondeterministic-3-3-5.2`; a number stands for that many layers of softmax
     attention."""
     d_model: int = 32
-    """Size of the vectors between the layers; an even number, and a multiple of `heads`."""
+    """Size of the vectors between the layers; an even number, and a multiple of `heads`. Rotary positions need an even
+    `d_model` / `heads`."""
     heads: int = 4
     """Number of heads of each softmax attention layer."""
     hidden_size: int | None = None
-    """Size of the hidden layer of the feed-forward networks; by default 2 times `d_model` in a language model, and 4
-    times `d_model` in a sequence-to-sequence model."""
+    """Size of the hidden layer of the feed-forward networks; default: 2 times `d_model`."""
     dropout: float = 0.1
     """Dropout rate, from 0 to less than 1."""
     init_range: float = 0.1
@@ -67,7 +67,11 @@ class _TransformerOptions:
     def _check_layers(self, name: str) -> None:
         """Check a field with layers, and store an int as text."""
         layers = getattr(self, name)
-        parse_layers(layers, name)
+        has_softmax = any(isinstance(spec, SoftmaxSpec) for spec in parse_layers(layers, name))
+        size, remainder = divmod(self.d_model, self.heads)
+        if self.positions == "rotary" and has_softmax and size % 2 and not remainder:
+            found = f"{self.d_model} / {self.heads} = {size}; change one of them"
+            raise FieldError("positions", f"expected an even d_model / heads for rotary, got {found}")
         object.__setattr__(self, name, str(layers))
 
     @property
@@ -126,6 +130,8 @@ class Seq2SeqArchitecture(_TransformerOptions):
     encoder."""
     d_model: int = 160
     heads: int = 8
+    hidden_size: int | None = None
+    """Size of the hidden layer of the feed-forward networks; default: 4 times `d_model`."""
     init_range: float = 0.01
 
     hidden_factor: ClassVar[int] = 4

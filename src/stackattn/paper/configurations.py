@@ -52,7 +52,7 @@ def load_configuration(
     Args:
         command: the training command, `cfl`, `lm` or `mt`.
         name: path of a YAML file or name of a shipped configuration; None if there are only overrides.
-        overrides: changes such as `"training.max_epochs=5"`.
+        overrides: changes such as `"training.max_epochs=5"`, from `--set`.
         preset: `paper` or `published`; replaces the preset of the file.
 
     Raises:
@@ -76,5 +76,5 @@ def load_configuration(
             f"keys after --set (`stackattn config {command}` lists them), got none"
         )
     if name is None:
-        return from_values(config_class(command), {}, changes, presets=PRESETS)
-    return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS)
+        return from_values(config_class(command), {}, changes, presets=PRESETS, option="--set")
+    return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS, option="--set")

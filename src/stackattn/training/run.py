@@ -290,7 +290,7 @@ def config_of(cls: type[T], folder: str | Path, overrides: Sequence[str] = ()) -
     Args:
         cls: class of the configuration.
         folder: folder of the run.
-        overrides: changes such as `"training.max_epochs=5"`.
+        overrides: changes such as `"training.max_epochs=5"`, from `--set`.
 
     Raises:
         RunError: the file cannot be read.
@@ -302,7 +302,7 @@ def config_of(cls: type[T], folder: str | Path, overrides: Sequence[str] = ()) -
         config = from_values(cls, values, source=source)
     except ConfigError as error:
         raise ConfigError(f"{error} (does the run belong to another command?)") from None
-    return from_values(cls, values, list(overrides), source) if overrides else config
+    return from_values(cls, values, list(overrides), source, option="--set") if overrides else config
 
 
 def model_folder(folder: str | Path) -> Path:
