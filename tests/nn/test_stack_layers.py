@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from stackattn.nn import NondeterministicStackAttention, SuperpositionStackAttention
+from stackattn.nn.checks import check_dtype
 from stackattn.ops import reference
 
 B, T, D = 2, 5, 6
@@ -244,6 +245,29 @@ def test_integer_inputs_are_refused(kind):
             match=r"x: expected a floating-point tensor of shape \(B, T, 6\), got torch.int64; look up .* nn.Embedding",
         ):
             call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_inputs_have_the_dtype_of_the_parameters(kind, dtype):
+    layer, x = LAYERS[kind](), inputs().to(dtype)
+    calls = (lambda: layer(x), lambda: layer.actions(x), lambda: layer.extend(x, layer.initial_state(B)))
+    for call in calls:
+        with pytest.raises(TypeError, match=rf"x: expected torch.float64 like the parameters, got {dtype}; convert"):
+            call()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_autocast_accepts_other_dtypes(kind, compiled):
+    layer, x = LAYERS[kind]().float(), inputs().bfloat16()
+    run = torch.compile(layer, backend="eager", fullgraph=True) if compiled else layer
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run(x).dtype == torch.bfloat16
+
+
+def test_any_dtype_fits_quantised_parameters():
+    check_dtype("x", inputs(), torch.zeros(2, dtype=torch.int8))
 
 
 def test_depth_is_that_of_the_operator():

@@ -345,7 +345,7 @@ def test_every_kind_parses_formats_and_builds(kind):
 
 
 def attend(x, lengths=None):
-    return SelfAttention(D, HEADS)(x, lengths)
+    return SelfAttention(D, HEADS).double()(x, lengths)
 
 
 @pytest.mark.parametrize(
@@ -362,6 +362,16 @@ def attend(x, lengths=None):
             TypeError,
             lambda: attend(torch.zeros(B, T, D, dtype=torch.long)),
             r"x: expected a floating-point tensor of shape \(B, T, 12\), got torch.int64",
+        ),
+        (
+            TypeError,
+            lambda: attend(inputs().float()),
+            "x: expected torch.float64 like the parameters, got torch.float32; convert one of them with .to",
+        ),
+        (
+            TypeError,
+            lambda: CrossAttention(D, HEADS).read(inputs()),
+            "memory: expected torch.float32 like the parameters, got torch.float64",
         ),
         (TypeError, lambda: attend([[1.0]]), "x: expected a floating-point tensor of shape .* got list"),
         (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..config import require
-from ..ops.checks import check_lengths
+from ..ops.checks import FLOATS, check_lengths
 
 
 def check_positive(**sizes: Any) -> None:
@@ -43,7 +43,7 @@ def check_range(init_range: Any) -> None:
 
 
 def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, parameter: Tensor) -> None:
-    """Check that `x` is a floating-point tensor (B, T, d_model) on the device of a parameter; `lengths` must fit it."""
+    """Check that `x` is a tensor (B, T, d_model) with the dtype and device of a parameter; `lengths` must fit it."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         found = x.dtype if isinstance(x, Tensor) else type(x).__name__
         message = f"{name}: expected a floating-point tensor of shape (B, T, {d_model}), got {found}"
@@ -52,8 +52,24 @@ def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, pa
         raise TypeError(message)
     if x.dim() != 3 or x.shape[2] != d_model:
         raise ValueError(f"{name}: expected shape (B, T, {d_model}), got {tuple(x.shape)}")
+    check_dtype(name, x, parameter)
     check_device(name, x, parameter)
     check_lengths(lengths, x)
+
+
+def check_dtype(name: str, x: Tensor, parameter: Tensor) -> None:
+    """Check that `x` has the dtype of a parameter.
+
+    Any dtype is valid under autocast, which converts it, and if the parameter is quantised.
+    """
+    if x.dtype != parameter.dtype and parameter.dtype in FLOATS and not _is_autocast(x.device.type):
+        raise TypeError(
+            f"{name}: expected {parameter.dtype} like the parameters, got {x.dtype}; convert one of them with .to"
+        )
+
+
+def _is_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def check_device(name: str, x: Tensor, parameter: Tensor) -> None:
