@@ -81,9 +81,9 @@ def test_selected_strings():
     assert len(select_strings(dyck(), (40, 80), samples=1)) == 1
     for name, text in PAPER.items():
         assert get_language(name, variant="published").contains(text)
-    with pytest.raises(ValueError, match=r"'x' \(symbol 2 of the string\) is not one of the symbols"):
+    with pytest.raises(ValueError, match=r"text: expected the symbols .*, got 'x' as symbol 2 of the string"):
         select_strings(dyck(), (4, 8), ["(x)"])
-    with pytest.raises(ValueError, match="string: expected at least one symbol, got the empty string"):
+    with pytest.raises(ValueError, match="texts: expected at least one symbol, got the empty string"):
         select_strings(dyck(), (4, 8), ["()", ""])
     assert all(len(string.ids) for string in select_strings(get_language("unmarked-reversal"), (0, 2), samples=20))
 

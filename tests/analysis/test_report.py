@@ -202,7 +202,8 @@ def test_errors_name_the_run_and_its_language(make_run, tmp_path, capsys):
     make_run("tf-nd", folder="sweep/a")
     make_run("tf-nd", "unmarked-reversal", folder="sweep/b")
     assert main(["analyse", str(tmp_path / "sweep"), "--string", "()"]) == 2
-    assert "run b, unmarked-reversal: text: '(' (symbol 1 of the string)" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "--string: expected the symbols 0 1, got '(' as symbol 1 of the string (run b, unmarked-reversal)" in printed
 
 
 def test_languages_without_a_real_stack(make_run, capsys):

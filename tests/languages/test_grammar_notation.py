@@ -60,19 +60,19 @@ def test_strict_refuses_weights_that_are_not_normalised():
         ("# nothing\n\n", "grammar: expected at least one rule, found none"),
         ("S -> 'a'\nS -> X 'b'", "line 2: nonterminal 'X' has no rule"),
         ("S -> ε", "line 1: nonterminal 'ε' has no rule; .* alternative without symbols"),
-        ("S - 'a'", "line 1: unexpected '-' at column 3"),
+        ("S - 'a'", "line 1: expected a nonterminal, .* or a weight such as [0.5], got '-' at column 3"),
         ("S 'a'", "line 1: expected '->' after 'S', got \"'a'\""),
         ("S", "line 1: expected '->' after 'S', got the end of the line"),
         ("'a' -> S", "line 1: expected a nonterminal at the start of a rule, got"),
-        ("S -> 'a", "line 1: unclosed quote"),
-        ("\nS -> 'a' [0.5", "line 2: unclosed weight"),
+        ("S -> 'a", "line 1: expected a closing quote after 'a at column 6, got the end of the line"),
+        ("\nS -> 'a' [0.5", "line 2: expected ']' after [0.5 at column 10, got the end of the line"),
         ("S -> 'a' [x]", "line 1: the weight of a rule for 'S': expected a number, got 'x'"),
         ("S -> 'a' [1/0]", "line 1: the weight of a rule for 'S': expected a number, got '1/0'"),
         ("S -> 'a' [nan]", "line 1: the weight of a rule for 'S': expected a number, got 'nan'"),
         ("S -> 'a' [-1]", "line 1: the weight of a rule for 'S': expected at least 0, got -1"),
         ("S -> 'a' [0.5] 'b'", "line 1: expected '|' or the end of the line after a weight of 'S'"),
         ("S -> 'a' [0.5] [0.5]", "line 1: expected '|'"),
-        ("S -> 'a' -> 'b'", "line 1: unexpected '->' in a rule for 'S'"),
+        ("S -> 'a' -> 'b'", "line 1: expected a symbol, '|' or a weight in a rule for 'S', got '->'"),
         ("S -> ''", "line 1: expected a terminal without spaces in a rule for 'S', got ''; "),
         ("S -> 'a b'", "line 1: expected a terminal without spaces in a rule for 'S', got 'a b'; "),
         ("S -> 'a' [0]\nT -> 'b'", "line 1: all rules for 'S' have weight 0"),
@@ -133,7 +133,7 @@ def test_strings_as_text_and_as_ids():
     assert grammar.encode("aabb").tolist() == grammar.encode("a a b b").tolist() == [0, 0, 1, 1]
     assert grammar.decode([0, 1]) == "a b"
     assert grammar.decode([0, 1], "") == "ab"
-    with pytest.raises(ValueError, match=r"text: 'c' \(symbol 2 of the string\) is not one of the symbols a b"):
+    with pytest.raises(ValueError, match="text: expected the symbols a b, got 'c' as symbol 2 of the string"):
         grammar.encode("acb")
     with pytest.raises(ValueError, match=r"string: expected ids from 0 to 1, got 2"):
         grammar.log_prob([0, 2])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ..config import from_values
+from ..config import FieldError, from_values
 from ..languages import Language
 from ..models import LSTMArchitecture
 from ..models.saving import load
@@ -305,5 +305,5 @@ def find_runs(folder: str | Path) -> dict[str, Path]:
 
 def _filled(tokens: list[int]) -> list[int]:
     if not tokens:
-        raise ValueError("string: expected at least one token, got an empty sentence")
+        raise FieldError("texts", "expected at least one token, got an empty sentence")
     return tokens

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..config import FieldError
 from ..languages import Language, get_language
 from ..ops import AutomatonRun
 from ..training.cfl import with_bos
@@ -86,7 +87,7 @@ def select_strings(
     if texts:
         given = [SelectedString(language.encode(text), "given") for text in texts]
         if not all(len(string.ids) for string in given):
-            raise ValueError("string: expected at least one symbol, got the empty string")
+            raise FieldError("texts", "expected at least one symbol, got the empty string")
         return given
     selected = []
     if samples is None:

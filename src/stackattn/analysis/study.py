@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..config import FieldError
 from ..training.run import RunError
 from .folders import LanguageRun, LoadedRun, find_runs, load_run
 from .quality import LabelledStrings, label_strings
@@ -191,8 +192,12 @@ def _best_of_each(runs: list[StudiedRun]) -> list[StudiedRun]:
 def _select_strings(run: LoadedRun, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
     try:
         return run.select(texts, samples, seed)
-    except ValueError as error:  # the runs of a sweep may have different languages and corpora
-        raise ValueError(f"run {run.name}, {run.data_name}: {error}") from error
+    except ValueError as error:
+        where = f"run {run.name}, {run.data_name}"  # the runs of a sweep may have different languages and corpora
+        if not texts:
+            raise ValueError(f"{where}: {error}") from error
+        reason = error.message if isinstance(error, FieldError) else error
+        raise FieldError("texts", f"{reason} ({where})") from error
 
 
 def _select_stack(runs: list[StudiedRun], stack: int) -> None:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_number, add_seed, path
+from .arguments import add_number, add_seed, naming, path
 
 if TYPE_CHECKING:
     from ..analysis.study import Study
@@ -60,14 +60,15 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {out}")
     with status("reading the runs") as show_status:
-        found = study(
-            folder,
-            texts=args.string,
-            samples=args.samples,
-            seed=args.seed,
-            stack=args.stack,
-            progress=show_status,
-        )
+        with naming(texts="--string", stack="--stack"):
+            found = study(
+                folder,
+                texts=args.string,
+                samples=args.samples,
+                seed=args.seed,
+                stack=args.stack,
+                progress=show_status,
+            )
         drawn: list[Path] = []
         no_figures = ""
         out.mkdir(parents=True, exist_ok=True)

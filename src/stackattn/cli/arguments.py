@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,25 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got an empty string")
     return Path(text)
+
+
+@contextmanager
+def naming(**options: str) -> Iterator[None]:
+    """Replace the argument at the start of an error message with the option that the user typed.
+
+    Example:
+        >>> with naming(shares="--split"):
+        ...     raise ValueError("shares: expected 3 positive numbers, got 1/1")
+        Traceback (most recent call last):
+        ValueError: --split: expected 3 positive numbers, got 1/1
+    """
+    try:
+        yield
+    except ValueError as error:
+        name, colon, message = str(error).partition(": ")
+        if not colon or name not in options:
+            raise
+        raise ValueError(f"{options[name]}: {message}") from error
 
 
 def add_actions(parser: argparse.ArgumentParser, metavar: str = "ACTION") -> Any:

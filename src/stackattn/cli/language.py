@@ -14,7 +14,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import add_actions, add_number, add_output_file, path, read_input, write_output
+from .arguments import (
+    add_actions,
+    add_number,
+    add_output_file,
+    add_seed,
+    at_least,
+    naming,
+    path,
+    read_input,
+    write_output,
+)
 from .progress import track
 
 if TYPE_CHECKING:
@@ -31,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands,
         "sample",
         summary,
-        "Draw strings of a language, one per line; their lengths are uniform over the valid ones.",
+        "Draw strings of a language, one per line; lengths are drawn uniformly from the valid lengths in the range.",
     )
     _length_arguments(sample, (40, 80))
     add_number(sample, "-n", "number of strings", 10)
-    add_number(sample, "--seed", "seed of the generator", 0)
+    add_seed(sample, "the strings")
     add_output_file(sample)
 
     summary = "print ln p of each string of a file"
@@ -55,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="print a line for every valid length (default: for three of them)"
     )
     add_number(show, "--samples", "sample size of entropy estimates", 200)
-    add_number(show, "--seed", "seed of entropy estimates", 0)
+    add_seed(show, "entropy estimates")
     for name, metavar, shown in (
         ("--parse", "STRING", "draw the most probable parse tree of this string"),
         ("--after", "PREFIX", "show the true next-symbol distribution after this prefix"),
@@ -71,9 +81,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     write.add_argument("out", type=path, metavar="FOLDER", help="folder for the files")
     write.add_argument(
-        "--seed", type=int, required=True, metavar="N", help="seed of the training and validation sets (required)"
+        "--seed",
+        type=at_least(0),
+        required=True,
+        metavar="N",
+        help="seed of the training and validation sets (required)",
     )
-    add_number(write, "--test-seed", "seed of the test set", 0)
+    add_number(write, "--test-seed", "seed of the test set", 0, least=0)
     for name, pair, strings in (
         ("lengths", (40, 80), "training and validation strings"),
         ("test-lengths", (40, 100), "test strings"),
@@ -86,13 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar=("SHORTEST", "LONGEST"),
             help=f"range of lengths of {strings}, in symbols (default: {pair[0]} {pair[1]})",
         )
-    for name, number, meaning in (
-        ("train-batches", 1000, "number of training batches"),
-        ("validation-batches", 100, "number of validation batches"),
-        ("batch-size", 10, "strings per batch"),
-        ("test-per-length", 100, "test strings of each length"),
+    for name, number, least, meaning in (
+        ("train-batches", 1000, 0, "number of training batches"),
+        ("validation-batches", 100, 0, "number of validation batches"),
+        ("batch-size", 10, 1, "strings per batch"),
+        ("test-per-length", 100, 1, "test strings of each length"),
     ):
-        add_number(write, f"--{name}", meaning, number)
+        add_number(write, f"--{name}", meaning, number, least=least)
     write.add_argument("--force", action="store_true", help="replace existing files (default: stop with an error)")
 
 
@@ -170,7 +184,7 @@ def _show(args: argparse.Namespace) -> None:
     language = _language(args)
     grammar = language if isinstance(language, PCFG) else None
     shortest, longest = _pair(args)
-    valid = language.valid_lengths(shortest, longest)
+    valid = _valid_lengths(language, args)
     print(f"language: {language}\nsymbols: {' '.join(language.symbols)}")
     if grammar is not None:
         print(f"start: {grammar.start}\nunambiguous: {'yes' if grammar.unambiguous else 'not known'}\nrules:")
@@ -181,20 +195,24 @@ def _show(args: argparse.Namespace) -> None:
         print("length  ln p(length)  entropy of strings, nats (and per symbol, end counted)")
     generator = np.random.default_rng(args.seed)
     for length in track(chosen, "entropies"):
-        entropy = language.entropy(int(length), generator, n=args.samples)
+        with naming(n="--samples"):
+            entropy = language.entropy(int(length), generator, n=args.samples)
         mass = f"{grammar.length_log_prob(int(length)):12.6f}" if grammar is not None else f"{'-':>12}"
         print(f"{length:6}  {mass}  {entropy} ({entropy.value / (length + 1):.6f})")
     if args.parse is not None:
         if grammar is None:
             raise ValueError(f"--parse: expected a language with a grammar, got {language}")
-        parse = grammar.best_parse(args.parse)
+        with naming(string="--parse"):
+            parse = grammar.best_parse(args.parse)
         if parse is None:
             raise ValueError(f"--parse: expected a string of the language {language}, got {args.parse!r}")
         print(f"best parse: ln p = {parse.log_prob:.6f}; all parses: ln p(w) = {grammar.log_prob(args.parse):.6f}")
         print(parse.tree.draw())
         print(parse.tree.bracket())
     if args.after is not None:
-        chances = language.next_symbol_distribution(args.after, (shortest, longest))
+        _lengths(language, args)  # raises if there are none
+        with naming(text="--after", prefixes="--after"):
+            chances = language.next_symbol_distribution(language.encode(args.after), (shortest, longest))
         print(f"after {args.after!r}, lengths uniform over the valid ones in {shortest}..{longest}:")
         for symbol, chance in zip([*language.symbols, "end"], chances, strict=True):
             print(f"    {symbol:>4}  {chance:.6f}")
@@ -207,17 +225,11 @@ def _write(args: argparse.Namespace) -> None:
     language = _language(args)
     names = ("train", "validation", "test")
     _check_absent(args.out, names, args.force)
-    sets = [
-        *training_sets(
-            language,
-            args.seed,
-            tuple(args.lengths),
-            args.train_batches,
-            args.validation_batches,
-            args.batch_size,
-        ),
-        evaluation_set(language, args.test_seed, tuple(args.test_lengths), args.test_per_length),
-    ]
+    sizes = args.train_batches, args.validation_batches, args.batch_size
+    with naming(lengths="--lengths"):
+        sets = [*training_sets(language, args.seed, tuple(args.lengths), *sizes)]
+    with naming(lengths="--test-lengths"):
+        sets.append(evaluation_set(language, args.test_seed, tuple(args.test_lengths), args.test_per_length))
     for name, dataset in zip(names, sets, strict=True):
         dataset.score(lambda parts, name=name: track(parts, f"scoring {name}"))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -226,7 +238,9 @@ def _write(args: argparse.Namespace) -> None:
         for name, dataset in zip(names, sets, strict=True):
             dataset.save(args.out / name)
             bound = dataset.lower_bound() if len(dataset) else float("nan")
-            about = f"{len(dataset)} strings, lower bound {bound:.6f} nats per symbol with length term"
+            about = (
+                f"{len(dataset)} strings, lower bound {bound:.6f} nats per symbol, including the choice of the length"
+            )
             print(f"{args.out / name}.txt: {about}")
 
 
@@ -267,6 +281,7 @@ def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int])
 
 
 def _language(args: argparse.Namespace) -> Language:
+    from ..config import FieldError
     from ..languages import PCFG, get_language, is_grammar_file
 
     if is_grammar_file(args.language):
@@ -284,7 +299,9 @@ def _language(args: argparse.Namespace) -> Language:
         parameters[name] = _value(value)
     try:
         return get_language(args.language, **parameters)
-    except TypeError as error:
+    except FieldError as error:  # the name is unknown
+        raise ValueError(f"LANGUAGE: expected a grammar file or {error.message.removeprefix('expected ')}") from None
+    except (TypeError, ValueError) as error:
         raise ValueError(f"--set: {error}") from None
 
 
@@ -299,7 +316,9 @@ def _value(text: str) -> Any:
 
 def _pair(args: argparse.Namespace) -> tuple[int, int]:
     if args.length is not None:
-        args.lengths = (args.length, args.length)
+        if args.length < 0:
+            raise ValueError(f"--length: expected at least 0, got {args.length}")
+        return args.length, args.length
     shortest, longest = args.lengths
     if not 0 <= shortest <= longest:
         raise ValueError(f"--lengths: expected 0 <= SHORTEST <= LONGEST, got {shortest} {longest}")
@@ -309,12 +328,19 @@ def _pair(args: argparse.Namespace) -> tuple[int, int]:
 def _lengths(language: Language, args: argparse.Namespace) -> Any:
     from ..languages.language import describe_lengths
 
-    shortest, longest = _pair(args)
-    valid = language.valid_lengths(shortest, longest)
+    valid = _valid_lengths(language, args)
     if not len(valid):
-        option = "--lengths" if args.length is None else "--length"
-        raise ValueError(f"{option}: {language} has no strings of {describe_lengths(shortest, longest)}")
+        raise ValueError(f"{_option(args)}: {language} has no strings of {describe_lengths(*_pair(args))}")
     return valid
+
+
+def _valid_lengths(language: Language, args: argparse.Namespace) -> Any:
+    with naming(longest=_option(args)):
+        return language.valid_lengths(*_pair(args))
+
+
+def _option(args: argparse.Namespace) -> str:
+    return "--lengths" if args.length is None else "--length"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config import FieldError
 from ..files import bytes_writer, json_text, write_together
 from ..lines import decode_lines, read_json_object
 from .grammar import PCFG
@@ -156,8 +157,8 @@ class Dataset:
             for number in range(at, at + size):
                 try:
                     strings.append(made.encode(lines[number]))
-                except ValueError as error:
-                    raise ValueError(f"{text_path}, line {number + 1}: {error}") from None
+                except FieldError as error:
+                    raise ValueError(f"{text_path}, line {number + 1}: {error.message}") from None
                 if len(strings[-1]) != len(strings[0]):
                     raise ValueError(
                         f"{text_path}, line {number + 1}: expected length {len(strings[0])}, as in the first string of "

@@ -133,7 +133,8 @@ class Language(ABC):
         if np.isneginf(total).any():
             which = int(np.flatnonzero(np.isneginf(total))[0])
             text = " ".join(self.symbols[v] if v >= 0 else "?" for v in batch[which])
-            raise ValueError(f"prefixes: number {which} ({text!r}) has probability 0 for {describe_lengths(*lengths)}")
+            expected = f"a prefix with a probability above 0 for {describe_lengths(*lengths)}"
+            raise FieldError("prefixes", f"expected {expected}, got {text!r}{'' if one else f' at index {which}'}")
         return self._shape(np.exp(table - total[:, None]), one)
 
     def possible_next_symbols(self, strings: String | Iterable[String]) -> Any:
@@ -166,9 +167,8 @@ class Language(ABC):
         words = self.split_symbols(text)
         for at, word in enumerate(words):
             if word not in self._ids:
-                raise ValueError(
-                    f"text: {word!r} (symbol {at + 1} of the string) is not one of the symbols {' '.join(self.symbols)}"
-                )
+                expected = f"expected the symbols {' '.join(self.symbols)}"
+                raise FieldError("text", f"{expected}, got {word!r} as symbol {at + 1} of the string")
         return np.array([self._ids[word] for word in words], dtype=np.int64)
 
     def decode(self, ids: np.ndarray | Sequence[int], separator: str = " ") -> str:

@@ -176,8 +176,11 @@ def _tokens(line: str, place: str) -> list[tuple[str, str]]:
     while at < len(line):
         match = _TOKEN.match(line, at)
         if match is None:
-            what = "unclosed quote" if line[at] in "'\"" else "unclosed weight" if line[at] == "[" else "unexpected"
-            raise GrammarError(f"{place}: {what} {line[at:].split()[0]!r} at column {at + 1}")
+            word, column = line[at:].split()[0], f"at column {at + 1}"
+            if closing := {"'": "a closing quote", '"': "a closing quote", "[": "']'"}.get(line[at]):
+                raise GrammarError(f"{place}: expected {closing} after {word} {column}, got the end of the line")
+            expected = "a nonterminal, a terminal in quotes, '->', '|' or a weight such as [0.5]"
+            raise GrammarError(f"{place}: expected {expected}, got {word!r} {column}")
         at = match.end()
         if match.lastgroup is not None and match.lastgroup != "comment":
             tokens.append((match.lastgroup, match.group()))
@@ -209,5 +212,5 @@ def _alternatives(
         elif kind == "name":
             rhs.append(("name", word))
         else:
-            raise GrammarError(f"{place}: unexpected {word!r} in a rule for {lhs!r}")
+            raise GrammarError(f"{place}: expected a symbol, '|' or a weight in a rule for {lhs!r}, got {word!r}")
     return found
