@@ -202,6 +202,8 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
     assert main(["lm", "prepare", *files, str(tmp_path / "words"), *options]) == 0
     printed = capsys.readouterr().out
     assert "read: headings" in printed
+    assert "dropped: sentences" in printed
+    assert "dropped: tokens" in printed
     report = json.loads((tmp_path / "words/report.json").read_text())
     train = {"lines": 15, "blank": 5, "headings": 5, "sentences": 20, "too_long": 0, "tokens_too_long": 0}
     assert report["read"]["train"] == train
@@ -236,11 +238,11 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
         ),
         (
             ["prepare-ptb", "PART", "OUT", "--split", "80/20"],
-            "expected 3 positive numbers such as 80/10/10, got 80/20",
+            "--split: expected 3 positive numbers such as 80/10/10, got 80/20",
         ),
         (
             ["prepare-ptb", "PART", "OUT", "--split", "most"],
-            "expected proportions such as 80/10/10, got 'most'",
+            "--split: expected proportions such as 80/10/10, got 'most'",
         ),
         (["prepare-ptb", "PART", "PART", "--split", "80/10/10"], "already exists"),
         (["prepare-ptb", "NOWHERE", "OUT"], "no such file or folder"),
@@ -249,11 +251,12 @@ def test_plain_text_in_words_and_pieces(tmp_path, capsys):
             ["prepare", "PART", "PART", "PART", "OUT", "--max-length", "1"],
             "train: expected at least one sentence",
         ),
-        (["prepare", "PART", "PART", "PART", "OUT", "--unknown", "a b"], "--unknown: expected a token"),
+        (["prepare", "PART", "PART", "PART", "OUT", "--unknown", "a b"], "--unknown: expected a token without"),
+        (["prepare", "PART", "PART", "PART", "OUT", "--pieces", "0"], "--pieces: expected at least 1 piece"),
         (["prepare", "PART", "PART", "PART", "OUT", "--pieces", "PART"], "not a SentencePiece model"),
         (
             ["train", "--out", "OUT", "--set", "data.folder=NOWHERE"],
-            "nowhere: no such folder; expected a monolingual corpus",
+            "data.folder: NOWHERE: no such folder; expected a monolingual corpus",
         ),
         (["evaluate", "NOWHERE"], "is the folder of a run"),
         (["generate", "--model", "NOWHERE"], "a saved model is a folder"),
@@ -265,12 +268,30 @@ def test_errors_are_one_line(arguments, message, tmp_path, capsys):
     names = {"PART": "part.mrg", "OUT": "out", "NOWHERE": "nowhere"}
     for name, file in names.items():
         arguments = [x.replace(name, str(tmp_path / file)) for x in arguments]
+        message = message.replace(name, str(tmp_path / file))
     assert main(["lm", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"stackattn lm {arguments[0]}: ")
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_generate_names_its_options_and_refuses_other_models(config, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["lm", "train", str(config), "--out", run, "--set", "training.max_epochs=1"]) == 0
+    for option, value, message in (
+        ("--temperature", "0", "expected a positive number, got 0; pass --top-k 1 for the most likely tokens"),
+        ("--top-k", "0", "expected a positive integer, got 0"),
+        ("--top-p", "2", "expected a number greater than 0 and at most 1, got 2.0"),
+    ):
+        capsys.readouterr()
+        assert main(["lm", "generate", "--model", run, option, value]) == 2
+        assert capsys.readouterr().err == f"stackattn lm generate: {option}: {message}\n"
+    (tmp_path / "run/best/vocabulary.json").unlink()
+    assert main(["lm", "generate", "--model", run]) == 2
+    expected = "best: expected a model trained by `stackattn lm train`, found no vocabulary.json\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_empty_lines_and_quotation_marks_are_scored(config, tmp_path, capsys):

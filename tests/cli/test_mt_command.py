@@ -115,6 +115,22 @@ def test_prepare_does_not_overwrite(files, corpus, capsys):
     assert f"{corpus}: already exists" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--max-ratio", "0", "expected at least 1, got 0.0"),
+        ("--pieces", "0", "expected at least 1 piece, got 0"),
+        ("--pieces", "2", "pieces, for the characters of the text and <unk>, got 2"),
+        ("--threshold", "-1", "expected at least 0, got -1"),
+    ],
+)
+def test_errors_of_prepare_name_the_option(files, tmp_path, capsys, option, value, message):
+    assert main([*prepare_command(files, tmp_path / "out"), option, value]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"stackattn mt prepare: {option}: expected")
+    assert error.endswith(message)
+
+
 def test_prepare_warns_when_the_threshold_removes_most_pieces(files, tmp_path, capsys):
     command = prepare_command(files, tmp_path / "out")
     assert main([*command, "--threshold", "1000"]) == 0

@@ -188,7 +188,7 @@ def test_a_language_model_run_is_bound_to_its_corpus(folder, tmp_path):
     )
     with pytest.raises(ValueError, match=message):
         evaluate_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=f"data: folder: .*{message}"):
+    with pytest.raises(ConfigError, match=f"data.folder: .*{message}"):
         made.make()
     requested = evaluate_run(tmp_path / "run", data=folder)
     assert requested["corpus"] == report["fingerprint"]
@@ -196,7 +196,7 @@ def test_a_language_model_run_is_bound_to_its_corpus(folder, tmp_path):
 
 
 def test_invalid_data_and_options(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"data: .*nowhere: no such folder; expected a monolingual corpus"):
+    with pytest.raises(ConfigError, match=r"data\.folder: .*nowhere: no such folder; expected a monolingual corpus"):
         run_experiment(config(tmp_path / "nowhere"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"model\.d_model: expected a multiple of heads = 3"):
         run_experiment(replace(config(folder), model=replace(config(folder).model, heads=3)), tmp_path / "run")
@@ -205,6 +205,6 @@ def test_invalid_data_and_options(folder, tmp_path):
             config(folder, data={key: value})
     values = json.loads((folder / "vocabulary.json").read_text())
     (folder / "vocabulary.json").write_text(json.dumps({**values, "types": ["a", "b"], "unknown": None}))
-    with pytest.raises(ConfigError, match=r"data: .*vocabulary\.json: expected line count 11, .*, found "):
+    with pytest.raises(ConfigError, match=r"data\.folder: .*vocabulary\.json: expected line count 11, .*, found "):
         run_experiment(config(folder), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -171,7 +171,7 @@ def test_a_translation_run_is_bound_to_its_corpus(corpus, tmp_path):
 
 def test_errors_name_the_section(corpus, tmp_path):
     with pytest.raises(
-        ConfigError, match=r"data: .*report.json: no such file; .* bitext corpus made by .*, found an empty"
+        ConfigError, match=r"data\.folder: .*report.json: no such file; .* bitext corpus made by .*, found an empty"
     ):
         from_values(MTConfig, {"data": {"folder": str(tmp_path)}}).make()
     with pytest.raises(ConfigError, match=r"model\.layers: expected parts like"):

@@ -20,6 +20,7 @@ from .arguments import (
     add_seed,
     add_torch_arguments,
     add_training_arguments,
+    naming,
     path,
     read_input,
     write_output,
@@ -128,16 +129,20 @@ def _generate(args: argparse.Namespace) -> int:
     start = vocabulary.encode(prompt)
     if unknown := [token for token, i in zip(prompt, start, strict=True) if vocabulary.types[i] != token]:
         print(f"not in the model's vocabulary: {' '.join(unknown)}", file=sys.stderr)
-    sentences = sample(
-        model,
-        torch.tensor([[vocabulary.bos, *start]] * args.number, device=args.device),
-        max_new_tokens=args.max_length + 1,  # one more for EOS
-        eos=vocabulary.eos,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        generator=torch.Generator().manual_seed(args.seed),
-    )
+    if not args.temperature > 0:
+        advice = "pass --top-k 1 for the most likely tokens"
+        raise ValueError(f"--temperature: expected a positive number, got {args.temperature:g}; {advice}")
+    with naming(top_k="--top-k", top_p="--top-p"):
+        sentences = sample(
+            model,
+            torch.tensor([[vocabulary.bos, *start]] * args.number, device=args.device),
+            max_new_tokens=args.max_length + 1,  # one more for EOS
+            eos=vocabulary.eos,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            generator=torch.Generator().manual_seed(args.seed),
+        )
     for sentence in sentences:
         words = vocabulary.decode([*start, *sentence.tokens[: args.max_length]])
         print(words if sentence.finished else f"{words} ...")

@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import add_new_corpus, add_number
+from .arguments import add_new_corpus, add_number, naming
 
 TREEBANK = """Prepare a corpus from a licensed copy of the Penn Treebank, and compare its counts with the paper's unless
 --split is given. The exit code is 1 if a count differs."""
 PLAIN = """Prepare a corpus from plain text. Files are UTF-8 text with one sentence per line and spaces between tokens;
 they may be compressed (.gz)."""
+
+
+DROPPED = {"too_long": "dropped: sentences", "tokens_too_long": "dropped: tokens"}
+"""Rows of the printed table whose names differ from the keys of report.json."""
 
 
 def add_arguments(commands: Any) -> None:
@@ -32,7 +36,7 @@ def add_arguments(commands: Any) -> None:
         "validation and test sets (default: the standard sections of the whole treebank)",
     )
     add_new_corpus(treebank, "out", metavar="OUT")
-    summary = "prepare a corpus from plain text, tokens separated by spaces"
+    summary = "prepare a corpus from plain text with space-separated tokens"
     plain = commands.add_parser("prepare", help=summary, description=PLAIN)
     for split, name in (("train", "training"), ("validation", "validation"), ("test", "test")):
         plain.add_argument(split, type=Path, metavar=split.upper(), help=f"file of the {name} set")
@@ -71,7 +75,8 @@ def prepare_treebank(args: argparse.Namespace) -> int:
     from .progress import track
 
     shares = None if args.split is None else _shares(args.split)
-    report, vocabulary = penn_treebank.prepare_treebank(args.treebank, args.out, shares, track)
+    with naming(shares="--split"):
+        report, vocabulary = penn_treebank.prepare_treebank(args.treebank, args.out, shares, track)
     _show(report, args.out)
     if shares is not None:
         return 0
@@ -97,7 +102,8 @@ def prepare_plain(args: argparse.Namespace) -> int:
         options = plain.PlainTextOptions(**values)
     except ValueError as error:
         raise ValueError(f"--{str(error).replace('_', '-', 1)}") from None
-    report = plain.prepare_plain({split: getattr(args, split) for split in SPLITS}, args.out, options, track)
+    with naming(size="--pieces"):
+        report = plain.prepare_plain({split: getattr(args, split) for split in SPLITS}, args.out, options, track)
     _show(report, args.out)
     return 0
 
@@ -120,7 +126,7 @@ def _show(report: Mapping[str, Any], out: Path) -> None:
         column.justify = "right"
     read = report.get("read", {})
     for name in next(iter(read.values()), ()):
-        table.add_row(f"read: {name.replace('_', ' ')}", *(f"{read[split][name]:,}" for split in written))
+        table.add_row(DROPPED.get(name, f"read: {name}"), *(f"{read[split][name]:,}" for split in written))
     for name in ("sentences", "tokens", "unknown"):
         table.add_row(f"written: {name}", *(f"{x[name]:,}" for x in written.values()))
     table.add_row("unknown tokens", *(f"{x['unknown'] / x['tokens']:.2%}" for x in written.values()))

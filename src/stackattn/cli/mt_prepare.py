@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .arguments import add_new_corpus, add_number
+from .arguments import add_new_corpus, add_number, naming
 
 
 def add_arguments(commands: Any) -> None:
@@ -51,7 +51,9 @@ def prepare(args: argparse.Namespace) -> int:
     names = ("max_characters", "max_ratio", "seed", "pieces", "threshold")
     options = BitextOptions(sample=args.sample or None, **{name: getattr(args, name) for name in names})
     files = {split: tuple(pair) for split in SPLITS if (pair := getattr(args, split))}
-    report = prepare_bitext(files, args.out, options, track, lambda stage: print(f"{stage}...", file=sys.stderr))
+    option_names = {name: f"--{name.replace('_', '-')}" for name in (*names, "sample")}
+    with naming(size="--pieces", **option_names):
+        report = prepare_bitext(files, args.out, options, track, lambda stage: print(f"{stage}...", file=sys.stderr))
     _show(report)
     print(f"written to {args.out}")
     types = report["types"]

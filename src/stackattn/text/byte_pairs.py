@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
     Sentences that contain U+2585, which SentencePiece reserves, are ignored.
 
     Raises:
-        ValueError: SentencePiece cannot learn from this text.
+        ValueError: `size` is too small, or SentencePiece cannot learn from this text.
     """
     trainer, written = sentencepiece().SentencePieceTrainer, io.BytesIO()
     sentences = list(sentences)
@@ -52,6 +53,9 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
             **limit,
         )
     except RuntimeError as error:
+        if least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            expected = f"expected at least {least[1]} pieces, for the characters of the text and <unk>"
+            raise ValueError(f"size: {expected}, got {size}") from None
         raise ValueError(f"SentencePiece could not learn {size} pieces: {error}") from None
     return written.getvalue()
 

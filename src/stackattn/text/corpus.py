@@ -108,8 +108,7 @@ class Corpus(ABC):
         """Raise ValueError unless the corpus has the expected fingerprint; None accepts any corpus."""
         if expected not in (None, self.fingerprint):
             raise ValueError(
-                f"folder: {self.folder} contains another corpus: expected the fingerprint {expected}, found "
-                f"{self.fingerprint}"
+                f"{self.folder} contains another corpus: expected the fingerprint {expected}, found {self.fingerprint}"
             )
 
     def read_file(self, name: str) -> bytes:

@@ -48,7 +48,10 @@ class PlainTextOptions:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         if len(self.unknown.split()) != 1 or self.unknown == CLASSES:
-            raise ValueError(f"unknown: expected a token without spaces, except {CLASSES!r}, got {self.unknown!r}")
+            expected = f"a token without spaces, other than the reserved word {CLASSES!r}"
+            raise ValueError(f"unknown: expected {expected}, got {self.unknown!r}")
+        if self.pieces is not None and self.pieces.isdecimal() and int(self.pieces) < 1:
+            raise ValueError(f"pieces: expected at least 1 piece, or the path of a model, got {self.pieces}")
 
 
 def prepare_plain(
@@ -106,7 +109,7 @@ def prepare_plain(
 
 
 def _pieces_model(pieces: str, training: Sentences) -> bytes:
-    if pieces.isdigit():
+    if pieces.isdecimal():
         return train_model((" ".join(sentence) for sentence in training), int(pieces))
     model = Path(pieces).read_bytes()
     load_model(model, pieces)

@@ -21,7 +21,7 @@ from ..text.batching import pad, token_batches
 from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.packing import Pieces, cut_into_pieces
 from ..text.subject_verb import minimal_pairs
-from ..text.vocabulary import Vocabulary
+from ..text.vocabulary import FILE, Vocabulary
 from .metrics import perplexity
 from .processes import find_device
 from .run import TrainingRun, config_of, model_folder
@@ -246,7 +246,10 @@ def _summary(sentences: int, tokens: int, log_likelihood: float) -> dict[str, An
 def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[TransformerLM, Vocabulary]:
     """Load a model and its vocabulary; `folder` is that of a model, or of a run, whose best model is loaded."""
     folder = model_folder(folder)
-    model, vocabulary = load(folder), Vocabulary.load(folder)
+    model = load(folder)
+    if not (folder / FILE).exists():
+        raise FileNotFoundError(f"{folder}: expected a model trained by `stackattn lm train`, found no {FILE}")
+    vocabulary = Vocabulary.load(folder)
     if not isinstance(model, TransformerLM) or model.config.output_size != vocabulary.output_size:
         expected = f"a TransformerLM with {vocabulary.output_size} outputs, the size of its vocabulary"
         found = f"a {type(model).__name__} with {getattr(model.config, 'output_size', None)} outputs"

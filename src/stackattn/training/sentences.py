@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from ..config import in_section, require
+from ..config import FieldError, in_section, require
 from ..models import build_model
 from ..models.saving import save
 from ..text.corpus import REPORT, Corpus, Tokenizer
@@ -36,7 +36,10 @@ class SentenceDataOptions:
         require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
         # the corpus may be absent: reading a run does not require it
         if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
-            object.__setattr__(self, "fingerprint", self.CORPUS(self.folder).fingerprint)
+            try:
+                object.__setattr__(self, "fingerprint", self.CORPUS(self.folder).fingerprint)
+            except ValueError as error:
+                raise FieldError("folder", str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class SentenceConfig:
 
     def make(self) -> tuple[SentenceTask, nn.Module]:
         """Return the task and an untrained model."""
-        task = in_section("data", self.TASK, self.data)
+        task = in_section("data.folder", self.TASK, self.data)  # only the corpus can be invalid
         return task, in_section("model", self.build_model, task.tokenizer)
 
     def build_model(self, tokenizer: Tokenizer) -> nn.Module:

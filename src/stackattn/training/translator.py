@@ -47,7 +47,9 @@ class Translator:
         folder = model_folder(folder)
         model = load(folder)
         if not isinstance(model, Seq2SeqTransformer):
-            raise ValueError(f"{folder}: expected a model for translation, got a {type(model).__name__}")
+            raise ValueError(
+                f"{folder}: expected a model trained by `stackattn mt train`, found a {type(model).__name__}"
+            )
         tokenizer = PieceTokenizer.load(folder)
         sizes = tokenizer.input_size, tokenizer.output_size
         if sizes != (model.config.input_size, model.config.output_size):
