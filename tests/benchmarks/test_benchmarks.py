@@ -109,7 +109,7 @@ def test_targets_are_computed_from_the_rows():
 def test_without_a_gpu(capsys):
     assert command.main(["--device", "cuda"]) == 2
     found = capsys.readouterr()
-    assert "nothing was measured; device: expected an available device, got 'cuda', but PyTorch finds none" in found.err
+    assert "nothing was measured; device: 'cuda' is not available: PyTorch finds no device of this type" in found.err
     assert found.out == ""
 
 

@@ -140,6 +140,11 @@ def test_resume_with_the_stored_configuration(config, tmp_path, capsys):
     assert main(["cfl", "train", "--out", out, "--resume"]) == 0
     assert TrainingRun(out).result()["stopped"] == "max_epochs"
     assert TrainingRun(out).config()["training"]["evaluate_every"] == 100
+    capsys.readouterr()
+    new = tmp_path / "new"
+    assert main(["cfl", "train", "--out", str(new), "--resume"]) == 2
+    message = f"--resume: expected a run in {new}, found none; pass CONFIG or --set to start one\n"
+    assert capsys.readouterr().err == f"stackattn cfl train: {message}"
 
 
 def test_errors_name_the_file(config, tmp_path, capsys):
@@ -153,7 +158,7 @@ def test_errors_name_the_file(config, tmp_path, capsys):
             [config, "--out", str(tmp_path / "run"), "--set", f"language.name={grammar}"],
             f"{grammar}, line 1: not UTF-8",
         ),
-        ([config, "--out", str(taken)], f"{taken}: cannot write: File exists\n"),
+        ([config, "--out", str(taken)], f"{taken}: expected a folder, found a file; choose another folder\n"),
     ):
         assert main(["cfl", "train", *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -168,10 +173,14 @@ def test_reproduce_figure_2(tmp_path, capsys):
     command = ["reproduce", "figure-2", "--tasks", "marked-reversal", "--models", "tf"]
     command += ["--configs", str(tmp_path / "configs"), "--out", str(out), "--processes", "2"]
     assert main([*command, "--restarts", "2", "--budget", "0"]) == 1
-    assert f"{out} contains no runs yet" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed == (
+        f"stackattn reproduce figure-2: expected runs in {out}, found none; train some with a larger --budget, or "
+        "choose another folder with --out\n"
+    )
     assert main([*command, "--restarts", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "0 of 2 runs are finished" in printed
+    assert "0 of 2 runs are finished; training the others\n" in printed
     assert (out / "figure-2.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "figure-2.svg").read_text()
     (test,) = out.rglob("test.json")
@@ -191,7 +200,7 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert cells[3] in printed
     before = test.stat().st_mtime_ns
     assert main([*command, "--restarts", "2"]) == 0
-    assert "2 of 2 runs are finished" in capsys.readouterr().out
+    assert "2 of 2 runs are finished\n" in capsys.readouterr().out
     assert test.stat().st_mtime_ns == before
     folder = test.parent
     assert main(["cfl", "evaluate", str(folder), "--lengths", "41", "43", "--per-length", "100"]) == 0

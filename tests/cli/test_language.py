@@ -181,6 +181,13 @@ def test_errors_are_one_line_and_exit_code_2(run, words, message):
     assert len(err.splitlines()) == 1
 
 
+def test_a_file_in_place_of_a_folder(run, tmp_path):
+    (tmp_path / "taken").touch()
+    code, _, err = run("write", "dyck", str(tmp_path / "taken"), "--seed", "0", "--train-batches", "1")
+    assert code == 2
+    assert err.endswith("taken: expected a folder, found a file; choose another folder\n")
+
+
 def test_a_missing_file_with_a_similar_name_is_suggested(run, tmp_path):
     (tmp_path / "strings.txt").touch()
     err = run("score", "dyck", str(tmp_path / "string.txt"))[2]

@@ -122,7 +122,7 @@ def test_tables_without_data_or_models(config, data, tmp_path, capsys):
     reproduce = ["reproduce", "table-2", "--configs", str(tmp_path / "configs"), "--out", str(out), "--models", "tf-nd"]
     reproduce += ["--budget", "0"]
     assert main(reproduce) == 1
-    assert "contains no runs yet" in capsys.readouterr().err
+    assert f"expected runs in {out}, found none" in capsys.readouterr().err
     run = out / "ptb/tf-nd/00"
     assert main(["lm", "train", str(config), "--out", str(run)]) == 0
     data.rename(tmp_path / "moved")

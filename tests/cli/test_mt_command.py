@@ -242,7 +242,7 @@ def test_reproduce_table_3(corpus, tmp_path, capsys, monkeypatch):
     command = ["reproduce", "table-3", "--tasks", "240", "--models", "tf-sup", "--restarts", "2"]
     command += ["--configs", str(tmp_path / "configs"), "--out", str(out), "--processes", "2"]
     assert main([*command, "--budget", "0"]) == 1
-    assert f"{out} contains no runs yet" in capsys.readouterr().err
+    assert f"expected runs in {out}, found none" in capsys.readouterr().err
     assert main(command) == 0
     printed = capsys.readouterr().out
     written = (out / "table-3.md").read_text()

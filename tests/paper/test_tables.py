@@ -162,4 +162,6 @@ def test_stack_actions_are_shares():
 
 def test_without_runs(tmp_path, capsys):
     assert main(["reproduce", "figure-3", "--budget", "0", "--out", str(tmp_path)]) == 1
-    assert "contains no runs yet" in capsys.readouterr().err
+    assert f"figure-3: expected runs in {tmp_path}, found none; train some with" in capsys.readouterr().err
+    assert main(["reproduce", "claims", "--out", str(tmp_path)]) == 1
+    assert "found none; train some with `stackattn reproduce figure-2`, or choose" in capsys.readouterr().err

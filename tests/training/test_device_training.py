@@ -109,7 +109,7 @@ def test_translation(corpora):
 def test_a_device_that_is_missing_is_named(capsys, tmp_path):
     command = ["cfl", "sweep", "--out", str(tmp_path), "--set", "language.name=dyck"]
     assert main([*command, "--device", "cuda:99"]) == 2
-    assert "device: expected an available device, got 'cuda:99', but PyTorch finds none" in capsys.readouterr().err
+    assert "--device: 'cuda:99' is not available: PyTorch finds no device of this type" in capsys.readouterr().err
 
 
 def test_checkpoints_move_between_devices(tmp_path):
@@ -167,7 +167,7 @@ def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch, two_gpus, rank):
     ):
         Processes("cuda:1")
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match="device: expected an available device, got 'cuda:2', but PyTorch finds 2 of"):
+    with pytest.raises(ValueError, match="device: 'cuda:2' is not available: PyTorch finds 2 devices of this type"):
         Processes("cuda")
 
 

@@ -195,7 +195,7 @@ def test_invalid_devices_and_precisions():
     with pytest.raises(ValueError, match="device: expected a PyTorch device, such as cpu or cuda, got 'gpu'"):
         Processes("gpu")
     for name in ("cuda:99", "mps:99", *([] if torch.cuda.is_available() else ["cuda"])):
-        with pytest.raises(ValueError, match=f"device: expected an available device, got '{name}', but PyTorch finds"):
+        with pytest.raises(ValueError, match=f"device: '{name}' is not available: PyTorch finds"):
             Processes(name)
     with pytest.raises(ValueError, match="precision: expected one of float32, bfloat16, got 'half'"):
         TrainingConfig(precision="half")

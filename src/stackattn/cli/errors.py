@@ -76,6 +76,8 @@ def _message(error: Exception) -> str:
         return f"not enough memory: {request}"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str | os.PathLike):
         return _missing_file(Path(error.filename))
+    if isinstance(error, FileExistsError) and error.filename is not None and os.path.isfile(error.filename):
+        return f"{error.filename}: expected a folder, found a file; choose another folder"  # from mkdir
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"  # without the error number
     return str(error)

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description = f"{target.summary}. {what if target.trains else 'Nothing is trained.'}"
         command = targets.add_parser(name, help=target.summary, description=description)
         command.set_defaults(to_continue=TO_CONTINUE)
-        add_output_folder(command, "folder of the runs to show", target.out)
+        meaning = "folder of the runs to show" + (", to which new runs are also written" if target.trains else "")
+        add_output_folder(command, meaning, target.out)
         if target.trains:
             _add_training_arguments(command, target)
     for name, measurement in MEASUREMENTS.items():
@@ -100,7 +101,11 @@ def run(args: argparse.Namespace) -> int:
         failed = _train(jobs, args)
         print_unfinished(jobs, failed, args.minutes_each)
     if not (cells := target.cells(out)):
-        print(f"{out} contains no runs yet", file=sys.stderr)
+        advice = f"train some with `stackattn reproduce {target.configs}`"
+        if target.trains:
+            advice = "correct the errors above" if args.budget is None else "train some with a larger --budget"
+        found = f"expected runs in {out}, found none; {advice}, or choose another folder with --out"
+        print(f"stackattn reproduce {args.action}: {found}", file=sys.stderr)
         return 1
     with Heartbeat(lambda: "measuring the best runs ...", sys.stderr):
         return target.show(cells, out) or (1 if failed else 0)
@@ -111,7 +116,8 @@ def _train(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace) -> list[P
     from .progress import ProgressDisplay, outcome
 
     missing = sum(not TrainingRun(folder).finished for folder, _ in jobs)
-    print(f"{len(jobs) - missing} of {len(jobs)} runs are finished; training the others", flush=True)
+    end = "; training the others" if missing else ""
+    print(f"{len(jobs) - missing} of {len(jobs)} runs are finished{end}", flush=True)
     with ProgressDisplay() as display:
         return run_jobs(
             jobs,

@@ -9,9 +9,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from .arguments import naming
+
 Action = Callable[[argparse.Namespace], int]
 
 
+@naming(device="--device")
 def run_action(args: argparse.Namespace, actions: dict[str, Action]) -> int:
     """Run `train`, `sweep` or one of the command's own actions."""
     if getattr(args, "threads", None):
@@ -21,6 +24,7 @@ def run_action(args: argparse.Namespace, actions: dict[str, Action]) -> int:
     return {"train": _train, "sweep": _sweep, **actions}[args.action](args)
 
 
+@naming(device="--device")
 def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report: Any, callback_for: Any) -> list[Path]:
     """Train many runs with the arguments of `add_sweep_arguments`; return the folders of runs that failed."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -47,8 +51,11 @@ def _read_config(args: argparse.Namespace) -> Any:
     from ..training.experiment import config_class
     from ..training.run import config_of
 
-    given = args.config is not None or args.preset is not None or (args.set and not TrainingRun(args.out).begun)
+    begun = TrainingRun(args.out).begun
+    given = args.config is not None or args.preset is not None or (args.set and not begun)
     if args.resume and not given:
+        if not begun:
+            raise ValueError(f"--resume: expected a run in {args.out}, found none; pass CONFIG or --set to start one")
         return config_of(config_class(args.command), args.out, args.set)
     return load_configuration(args.command, args.config, args.set, args.preset)
 

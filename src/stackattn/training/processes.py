@@ -38,8 +38,10 @@ def find_device(name: str) -> torch.device:
     module: Any = getattr(torch, device.type, None)  # torch.cuda, torch.mps, torch.xpu
     count = module.device_count() if hasattr(module, "device_count") else 0
     if (device.index or 0) >= count:
-        found = f"{count} of this type, numbered from 0" if count else "none of this type on this machine; use cpu"
-        raise ValueError(f"device: expected an available device, got {name!r}, but PyTorch finds {found}")
+        found = "no device of this type on this machine; use cpu"
+        if count:
+            found = f"{count} device{'s' * (count > 1)} of this type, numbered from 0; choose another number"
+        raise ValueError(f"device: {name!r} is not available: PyTorch finds {found}")
     return device
 
 

@@ -95,6 +95,8 @@ class TrainingRun:
 
         When a run is resumed, the configuration may differ from that of the run in the keys `CHANGEABLE`.
         """
+        if self.folder.is_file():
+            raise RunError(f"{self.folder}: expected a folder, found a file; choose another folder")
         changes = self._changes(config) if resume and self.begun else {}
         if self.finished and not changes:
             extend = "extend it with --resume --set training.max_epochs=N"
