@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from .arguments import add_actions, add_evaluation, add_number, add_seed, add_training_arguments
+from .arguments import add_actions, add_evaluation, add_number, add_seed, add_training_arguments, naming
 from .training import run_action
 
 LEGEND = (
@@ -50,7 +50,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     from ..training.cfl import evaluate_run
 
     lengths = args.lengths and tuple(args.lengths)
-    found = evaluate_run(args.run, lengths, args.per_length, args.seed, args.device, args.step)
+    with naming(lengths="--lengths"):
+        found = evaluate_run(args.run, lengths, args.per_length, args.seed, args.device, args.step)
     path = TrainingRun(args.run).write_test(found)
     columns = ("cross_entropy", "lower_bound", "difference", "difference_from_floor", "validity", "flawless")
     table = Table()

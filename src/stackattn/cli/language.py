@@ -213,7 +213,7 @@ def _show(args: argparse.Namespace) -> None:
         _lengths(language, args)  # raises if there are none
         with naming(text="--after", prefixes="--after"):
             chances = language.next_symbol_distribution(language.encode(args.after), (shortest, longest))
-        print(f"after {args.after!r}, lengths uniform over the valid ones in {shortest}..{longest}:")
+        print(f"after {args.after!r}, lengths drawn uniformly from the valid lengths in {shortest}..{longest}:")
         for symbol, chance in zip([*language.symbols, "end"], chances, strict=True):
             print(f"    {symbol:>4}  {chance:.6f}")
 
