@@ -1,4 +1,7 @@
-"""What is measured: each function sets up one step on random float32 inputs of a shape; nothing is timed here."""
+"""The measured steps; nothing is timed here.
+
+Each function sets up one step on random inputs of a given shape, in float32 unless stated otherwise.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,7 +52,7 @@ def differentiated(
 
 
 def _stepwise(empty: Callable[[], Any], inputs: list[Tensor], row_shapes: list[tuple[int, ...]]) -> Step:
-    """A state extended one step at a time, each with its own tensors, as a recurrent controller creates them."""
+    """Extend a state one step at a time; each step has its own input tensors, as with a recurrent controller."""
 
     def function(*pieces: Tensor) -> list[Tensor]:
         state, rows = empty(), []
@@ -110,7 +113,7 @@ def superposition(shape: Shape, backend: str) -> Step:
 
 
 def readings(shape: Shape, fused: bool) -> Step:
-    """Readings of the nondeterministic stack: by the operator for them, or as weights times values."""
+    """Readings of the nondeterministic stack: by `nondeterministic_readings`, or as weights times values."""
     B, T, Q, S, m = shape
 
     def function(push: Tensor, replace: Tensor, pop: Tensor, values: Tensor) -> tuple[Tensor]:
@@ -134,7 +137,7 @@ def causal_softmax_attention(shape: Shape, backend: str, dropout: float) -> Step
 
 
 def pytorch_attention(shape: Shape, dropout: float) -> Step:
-    """PyTorch's attention on the same packed input."""
+    """PyTorch's attention on the packed input of `causal_softmax_attention`."""
     B, T, m = shape.B, shape.T, shape.m
 
     def function(packed: Tensor) -> tuple[Tensor]:
@@ -178,7 +181,7 @@ def superposition_steps(shape: Shape, backend: str) -> Step:
 
 
 def superposition_vectors(shape: Shape) -> Step:
-    """The same readings by the recurrence on a stack of vectors, in plain PyTorch."""
+    """The readings of `superposition`, computed by the recurrence on a stack of vectors in plain PyTorch."""
     B, T, _, _, m = shape
 
     def function(actions: Tensor, values: Tensor) -> tuple[Tensor]:
@@ -211,7 +214,10 @@ def superposition_training(shape: Shape, backend: str) -> Step:
 
 
 def attention(shape: Shape, d_model: int = 32, heads: int = 4) -> Step:
-    """One layer of causal softmax attention on the same batch, with gradients of its input and parameters."""
+    """One layer of causal softmax attention on B sequences of T vectors of size `d_model`.
+
+    The gradients are those of its input and parameters.
+    """
     layer, T = nn.MultiheadAttention(d_model, heads, batch_first=True), shape.T
     mask = nn.Transformer.generate_square_subsequent_mask(T)
 

@@ -53,7 +53,7 @@ def test_stacks_have_names_and_can_be_selected(make_run):
     expected = r"stack: expected 1 \(layer 1, head 1\) or 2 \(layer 1, head 2\) or 3 \(layer 2\), got 4"
     with pytest.raises(ValueError, match=expected):
         study(folder, samples=1, stack=4)
-    with pytest.raises(ValueError, match="stack: expected no number, because no model here has a stack, got 1"):
+    with pytest.raises(ValueError, match="stack: expected a model with a stack, found none"):
         study(make_run("tf", folder="plain"), stack=1)
 
 

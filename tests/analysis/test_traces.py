@@ -13,8 +13,6 @@ from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMCon
 from stackattn.nn import NondeterministicStackAttention
 from stackattn.nn.kinds import STACK_KINDS
 
-KINDS = ("push", "replace", "pop")
-
 
 def enumerate_nondeterministic(push, replace, pop, t, window):
     """Return, for each run of t steps, its weight, the steps that pushed its stack (bottom first) and its last kind."""
@@ -131,7 +129,9 @@ def test_transitions_beyond_the_range_of_exp():
 
 
 def test_superposition_runs():
-    hard = torch.eye(3, dtype=torch.float64)[[2, 0, 0, 1, 2, 2, 2, 0]]  # the stack is empty at the first and last pops
+    hard = torch.eye(3, dtype=torch.float64)[
+        [2, 0, 0, 1, 2, 2, 2, 0]
+    ]  # the stack is empty at the first and the last pop
     trace = SuperpositionTrace("stack", 0, (hard[None],))
     (best,), ((sample,),) = trace.best_runs(), trace.sample_runs(1)
     stacks = [[i for i, _ in stack[1:]] for stack in best.stacks()]
@@ -192,7 +192,7 @@ def test_traces_of_an_lstm(stack):
         for t in range(5):
             _, state = model.extend(tokens[:, t : t + 1], state)
             values.append(model.stack.to_value(state.hidden).sigmoid())
-        _, state = model.extend(tokens[:, :1], state)  # any further token performs the last action
+        _, state = model.extend(tokens[:, :1], state)  # reading any further token performs the last action
     pushed = torch.stack(values[1:], dim=1).double()  # (B, T, m)
     if isinstance(trace, SuperpositionTrace):
         reading = trace.tops()[:, -1, 1:].unsqueeze(1) @ pushed

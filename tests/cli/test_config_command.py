@@ -48,7 +48,7 @@ def test_lists_and_shows_configurations(capsys):
     ("arguments", "message"),
     [
         ([], "stackattn config: expected an action (cfl, lm, mt, list, show) or --markdown, got neither\n"),
-        (["show", "figure-2/dyck/tf-n"], "stackattn config show: config: expected a YAML file or the name"),
+        (["show", "figure-2/dyck/tf-n"], "stackattn config show: CONFIG: expected an existing YAML file or the name"),
     ],
 )
 def test_errors(arguments, message, capsys):

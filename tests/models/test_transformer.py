@@ -277,8 +277,8 @@ TEXT = torch.zeros(B, T, dtype=torch.long)
             lambda: TransformerLMConfig(input_size=5, output_size=5, layers=2.5),
             "layers: expected an integer or text such as .* got 2.5",
         ),
-        (ValueError, lambda: lm("1", dropout=1.0), "dropout: expected at least 0 and less than 1, got 1.0"),
-        (ValueError, lambda: lm("1", dropout="0.1"), "dropout: expected at least 0 and less than 1, got '0.1'"),
+        (ValueError, lambda: lm("1", dropout=1.0), "dropout: expected a number from 0 to less than 1, got 1.0"),
+        (ValueError, lambda: lm("1", dropout="0.1"), "dropout: expected a number from 0 to less than 1, got '0.1'"),
         (ValueError, lambda: lm("1", init_range=-0.1), "init_range: expected a finite number of at least 0, got -0.1"),
         (
             ValueError,

@@ -139,7 +139,7 @@ WAYS = [(by_operator, backend) for backend in BACKENDS] + [(by_state, backend) f
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_bad_numbers(stack, number, way, backend):
-    """nan and inf within the lengths are reported in every argument."""
+    """nan and inf at steps within the lengths are reported for every argument."""
     lengths = torch.tensor([5, 3, 0])
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for n, name in enumerate(stack.names):

@@ -53,7 +53,7 @@ def test_closed_form_equals_the_recurrence(T):
 
 
 def test_hard_strengths_equal_a_hard_stack():
-    """Push a, push b, pop b, replace a by c."""
+    """Push a, push b, pop b, replace a with c."""
     push = torch.tensor([[1.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
     pop = torch.tensor([[0.0, 0.0, 1.0, 1.0]], dtype=torch.float64)
     expected = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
@@ -94,10 +94,10 @@ def test_states_branch_reorder_and_keep_strengths():
     found, _ = state.reorder(index).extend(push[index, 3:], pop[index, 3:])
     torch.testing.assert_close(found, stratified_weights(push, pop)[index, 3:])
     _, state = state.extend(push[:, 3:], pop[:, 3:], torch.tensor([3, 0, 1]))
-    weakest = state.strengths
-    assert (weakest >= 0).all()
-    assert (weakest[1, 3:] == 0).all()
-    torch.testing.assert_close(state.detach().strengths, weakest)
+    strengths = state.strengths
+    assert (strengths >= 0).all()
+    assert (strengths[1, 3:] == 0).all()
+    torch.testing.assert_close(state.detach().strengths, strengths)
 
 
 def test_gradients_transforms_and_checkpointing():
@@ -130,7 +130,7 @@ def test_long_sequences_in_low_precision():
 
 
 def test_ten_thousand_steps_for_any_number_of_threads(threads):
-    """Results are finite and have the same bits; in chunks, because all weights at once take O(T^2) memory."""
+    """Results are finite and bitwise equal. Steps are processed in chunks, because all weights take O(T^2) memory."""
     push, pop = (x.float().requires_grad_() for x in arguments(1, 10_000))
     results = []
     for count in (1, 2, 3):

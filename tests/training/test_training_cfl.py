@@ -132,7 +132,7 @@ def test_validity_is_the_probability_of_the_possible_symbols():
         second_half = np.where(strings[:, half + 1 :] == 1, 0.7, 0.1).sum(1)
         expected = ((half + 1) * 0.9 + second_half + 0.1) / (row["length"] + 1)
         assert row["validity"] == pytest.approx(expected.mean())
-        assert row["flawless"] == 0  # after the last symbol, only the end is possible
+        assert row["flawless"] == 0  # after the last symbol, only EOS is possible
 
 
 def test_lengths_not_seen_in_training_have_no_floor():

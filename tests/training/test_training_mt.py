@@ -176,7 +176,7 @@ def test_errors_name_the_section(corpus, tmp_path):
         from_values(MTConfig, {"data": {"folder": str(tmp_path)}}).make()
     with pytest.raises(ConfigError, match=r"model\.layers: expected parts like"):
         experiment(corpus, {"layers": "1.stack"}).make()
-    with pytest.raises(ConfigError, match="label_smoothing: expected at least 0 and less than 1, got 1"):
+    with pytest.raises(ConfigError, match="label_smoothing: expected a number from 0 to less than 1, got 1"):
         from_values(MTConfig, {"data": {"folder": str(corpus), "label_smoothing": 1}})
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="a saved model is a folder"):

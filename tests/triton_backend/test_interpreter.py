@@ -18,7 +18,7 @@ def transitions(B, T, Q, S, scale=1.0, seed=0):
 
 
 def results(inputs, backend, lengths=None):
-    """Attention weights, and the gradients of their product with fixed numbers."""
+    """Attention weights, and the gradients of the inputs for a fixed random upstream gradient."""
     inputs = [x.clone().requires_grad_() for x in inputs]
     operator = stackattn.nondeterministic_weights if len(inputs) == 3 else stackattn.superposition_weights
     weights = operator(*inputs, lengths, backend=backend)
@@ -39,7 +39,7 @@ def test_short_sequences(T, Q, S):
 
 
 def test_block_edges():
-    """15 to 17 columns per row of F, and blocks of P and D that begin within a time point."""
+    """The last rows of F have 15 to 17 columns and a block has 16; blocks of P and D begin within a time point."""
     assert_same(transitions(1, 15, 3, 2))
 
 
@@ -81,7 +81,8 @@ def test_any_strides_and_dtypes_of_lengths():
         inputs = [push.clone().requires_grad_(), replace.clone(), pop.clone()]
         assert not inputs[0].is_contiguous()
         weights = stackattn.nondeterministic_weights(*inputs, lengths, backend=backend)
-        weights[..., 0].sum().backward()
+        upstream = torch.arange(1.0, 3.0, dtype=torch.float64).expand_as(weights)
+        weights.backward(upstream)
         assert [x.grad is None for x in inputs] == [False, True, True]
         grads.append(inputs[0].grad)
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-13)

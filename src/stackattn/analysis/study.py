@@ -205,7 +205,7 @@ def _select_stack(runs: list[StudiedRun], stack: int) -> None:
     most = max((studied.stacks for studied in runs), key=len, default=[])
     if runs and not 1 <= stack <= len(most):
         if not most:
-            raise ValueError(f"stack: expected no number, because no model here has a stack, got {stack}")
+            raise ValueError("stack: expected a model with a stack, found none; omit the number of a stack")
         expected = " or ".join(f"{number} ({name})" for number, name in enumerate(most, 1))
         raise ValueError(f"stack: expected {expected}, got {stack}")
     for studied in runs:

@@ -241,5 +241,6 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="change keys of the configuration, such as training.learning_rate=0.01; `stackattn config` lists the keys",
+        help="change keys of the configuration, such as training.learning_rate=0.01; `stackattn config cfl` (or lm, "
+        "mt) lists the keys",
     )

@@ -13,6 +13,7 @@ from ..config import FieldError, require
 from ..nn import SoftmaxSpec, StackSpec, parse_layers
 from ..nn.checks import check_choice, check_dropout, check_positive, check_range
 from ..nn.kinds import PUSH_ACTIVATION_OPTIONS
+from ..nn.specs import parse_stack
 
 POSITIONS = ("sinusoidal", "rotary", "none")
 
@@ -200,9 +201,9 @@ class LSTMArchitecture:
             return None
         if not isinstance(self.stack, str):
             raise TypeError(f"stack: expected None or text such as 'superposition-10', got {self.stack!r}")
-        spec, *more = parse_layers(self.stack, "stack")
-        if more or not isinstance(spec, StackSpec) or spec.heads != 1:
-            raise FieldError("stack", f"expected one stack such as 'superposition-10', got {self.stack!r}")
+        spec = parse_stack(self.stack)
+        if spec.heads != 1:
+            raise FieldError("stack", f"expected a stack with one head, got {self.stack!r}")
         return spec
 
     def for_vocabulary(self, input_size: int, output_size: int) -> LSTMConfig:

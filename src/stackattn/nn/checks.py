@@ -33,7 +33,7 @@ def check_heads(d_model: int, heads: int) -> None:
 
 def check_dropout(dropout: Any) -> None:
     """Check that a dropout rate is at least 0 and less than 1."""
-    require(isinstance(dropout, int | float) and 0 <= dropout < 1, "dropout", "at least 0 and less than 1", dropout)
+    require(isinstance(dropout, int | float) and 0 <= dropout < 1, "dropout", "a number from 0 to less than 1", dropout)
 
 
 def check_range(init_range: Any) -> None:

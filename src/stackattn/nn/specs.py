@@ -154,10 +154,19 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
         if _COUNT.fullmatch(part):
             specs += [SoftmaxSpec()] * _parse_number(part, MAX_LAYERS, layers, name)
         else:
-            specs.append(_parse_stack(part, layers, name))
+            specs.append(_parse_stack(part, layers, name, f"parts like '2', {_examples()} joined by dots"))
         if len(specs) > MAX_LAYERS:
             raise FieldError(name, f"expected at most {MAX_LAYERS} layers, got more in {_brief(layers)}")
     return specs
+
+
+def parse_stack(text: str, name: str = "stack") -> StackSpec:
+    """Parse a single stack, such as `superposition-10`; `name` is the name of the argument in error messages.
+
+    Raises:
+        ValueError: wrong notation, or a size above 10^6.
+    """
+    return _parse_stack(text, text, name, f"one stack such as {_examples()}")
 
 
 def format_layers(specs: Iterable[LayerSpec]) -> str:
@@ -171,15 +180,19 @@ def format_layers(specs: Iterable[LayerSpec]) -> str:
     return ".".join(parts)
 
 
-def _parse_stack(part: str, text: str, name: str) -> StackSpec:
+def _examples() -> str:
+    examples = [repr(text) for kind in STACK_KINDS.values() for text in kind.examples]
+    return f"{', '.join(examples[:-1])} or {examples[-1]}"
+
+
+def _parse_stack(part: str, text: str, name: str, expected: str) -> StackSpec:
     found = _STACK.fullmatch(part)
     sizes = found["sizes"].split("-") if found else []
     kind = STACK_KINDS.get(found["kind"]) if found else None
     letters = (None, kind.limit[0]) if kind is not None and kind.limit is not None else (None,)
     if found is None or kind is None or len(sizes) != len(kind.sizes) or found["letter"] not in letters:
-        examples = [repr(text) for kind in STACK_KINDS.values() for text in kind.examples]
-        expected = f"expected parts like '2', {', '.join(examples[:-1])} or {examples[-1]} joined by dots"
-        raise FieldError(name, f"{expected}, got {_brief(part)} in {_brief(text)}")
+        found = _brief(part) if part == text else f"{_brief(part)} in {_brief(text)}"
+        raise FieldError(name, f"expected {expected}, got {found}")
     *numbers, heads = (_parse_number(size, MAX_SIZE, text, name) for size in (*sizes, found["heads"] or "1"))
     limit = None if found["limit"] is None else _parse_number(found["limit"], MAX_SIZE, text, name)
     return StackSpec(kind.name, tuple(numbers), heads, limit)

@@ -40,7 +40,7 @@ def find_configuration(name: str) -> Path:
     near = difflib.get_close_matches(name, configuration_names(), 1, 0.8)
     hint = f"did you mean {near[0]!r}?" if near else "`stackattn config list` lists the shipped configurations"
     raise FileNotFoundError(
-        f"config: expected a YAML file or the name of a shipped configuration, got {name!r}; {hint}"
+        f"CONFIG: expected an existing YAML file or the name of a shipped configuration, got {name!r}; {hint}"
     )
 
 

@@ -37,7 +37,7 @@ class MTDataOptions(SentenceDataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         smoothing = self.label_smoothing
-        require(0 <= smoothing < 1, "label_smoothing", "at least 0 and less than 1", smoothing)
+        require(0 <= smoothing < 1, "label_smoothing", "a number from 0 to less than 1", smoothing)
 
 
 @dataclass(frozen=True)

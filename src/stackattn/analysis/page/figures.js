@@ -33,18 +33,20 @@ function timeline(box, text, trace, go) {
     cell = Math.max(18, Math.min(30, Math.floor(1000 / n)));
   const left = 66,
     heightRow = 74,
-    divergenceRow = 48,
+    lossRow = 48,
     gap = 24;
   const actionsTop = headHeight(text.tokens, cell),
     actionsBottom = actionsTop + 3 * cell;
   const heightsTop = actionsBottom + gap,
-    divergenceTop = heightsTop + heightRow + gap;
+    lossTop = heightsTop + heightRow + gap;
   const width = n * cell + 4,
-    height = (text.loss.length ? divergenceTop + divergenceRow : heightsTop + heightRow) + 6;
+    height = (text.loss.length ? lossTop + lossRow : heightsTop + heightRow) + 6;
   const labels = sheet("stays-left", left, height, { "aria-hidden": "true" });
   const plot = sheet("plot clickable", width, height, {
     role: "img",
-    "aria-label": `Actions, expected height and ${text.lossName} at each step`,
+    "aria-label": text.loss.length
+      ? "Actions, expected height and loss at each step"
+      : "Actions and expected height at each step",
   });
   const mark = draw("rect", {
     y: 2,
@@ -102,16 +104,16 @@ function timeline(box, text, trace, go) {
     }),
   );
   const most = Math.max(0.05, ...text.loss.map((x) => x ?? 0));
-  if (text.loss.length) axis(divergenceTop, divergenceRow, most, text.lossName, 2);
+  if (text.loss.length) axis(lossTop, lossRow, most, text.lossName, 2);
   text.loss.forEach((value, t) => {
     if (value === null) return;
-    const size = Math.max(0, (divergenceRow * value) / most);
+    const size = Math.max(0, (lossRow * value) / most);
     plot.append(
       draw(
         "rect",
         {
           x: t * cell + 4,
-          y: divergenceTop + divergenceRow - size,
+          y: lossTop + lossRow - size,
           width: cell - 8,
           height: size,
           fill: "var(--second)",

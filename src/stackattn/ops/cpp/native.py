@@ -19,7 +19,7 @@ from ..dispatch import kernel, kernel_threads
 if TYPE_CHECKING:
     from ..extension import Extension
 
-HUGE = 1 << 22  # bytes from which memory comes from the pool: two huge pages
+HUGE = 1 << 22  # allocations of at least this many bytes (two huge pages) come from the pool
 _TRANSITIONS = ("log_push", "log_replace", "log_pop")
 _ACTIONS = ("actions",)
 
@@ -122,7 +122,7 @@ def retract(
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x` or a copy, with contiguous rows that begin on 64-byte boundaries: saved-tensor hooks may return others."""
+    """`x` or a copy with contiguous rows that begin on 64-byte boundaries, which hooks may not preserve."""
     x = x.resolve_neg()
     if x.stride(1) == 1 and x.data_ptr() % 64 == 0 and x.stride(0) % 8 == 0:
         return x
@@ -220,7 +220,7 @@ _NO_LIMIT = 1 << 60
 def vectors(
     actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None, with_stack: bool
 ) -> Tensor:
-    """Readings of a superposition stack and, if `with_stack`, the vectors of the last stack; see `ops.vectors`."""
+    """Readings of a superposition stack and, if `with_stack`, its vectors after the last step; see `ops.vectors`."""
     (B, T, m), height, limit = values.shape, stack.shape[1], depth or _NO_LIMIT
     result = values.new_empty(B, T + (min(height + T, limit) if with_stack else 0), m)
     arrays = (_readable(x) for x in (actions, values, stack))
@@ -231,7 +231,7 @@ def vectors(
 def vectors_backward(
     grad: Tensor, actions: Tensor, values: Tensor, stack: Tensor, lengths: Tensor | None, depth: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the actions, the values and the first stack."""
+    """Gradients of the actions, the values and the initial stack."""
     arrays = [_readable(x) for x in (actions, values, stack)]
     grads = [torch.empty_like(x) for x in arrays]
     limits = depth or _NO_LIMIT, grad.shape[1] > actions.shape[1]
