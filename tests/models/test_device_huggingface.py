@@ -19,7 +19,7 @@ B, T = 2, 4
 
 @pytest.fixture(autouse=True)
 def _without_addresses(monkeypatch):
-    # GPT-2 of transformers reads tokens to warn about padding
+    # GPT-2 in transformers reads the token values to warn about padding
     monkeypatch.setattr(PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None)
     for module in (extension, states):  # fake tensors have no addresses
         monkeypatch.setattr(module, "same_place", lambda one, other: one is other)

@@ -1,4 +1,4 @@
-"""Gradients that are themselves differentiated, of operators that call the kernel without PyTorch's dispatcher."""
+"""Gradients, and derivatives of gradients, of operators that call the kernel without PyTorch's dispatcher."""
 
 import pytest
 import torch

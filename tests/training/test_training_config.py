@@ -60,7 +60,10 @@ def test_the_default_model_is_a_transformer(tmp_path):
             GOOD.replace("[10, 20]", "[10, 20, 30]"),
             "line 3: language.lengths: expected [int, int], got [10, 20, 30]",
         ),
-        (GOOD.replace("[10, 20]", "[20, 10]"), "line 3: language.lengths: expected two lengths, the smaller first"),
+        (
+            GOOD.replace("[10, 20]", "[20, 10]"),
+            "line 3: language.lengths: expected two lengths of at least 0, the smaller first",
+        ),
         (GOOD.replace("kind: lstm", "kind: gru"), "line 5: model.kind: expected one of transformer, lstm, got 'gru'"),
         (GOOD.replace("name: dyck", "seed: 1"), "line 1: missing key 'language.name'"),
         ("model: {}\n", "config.yaml: missing key 'language'"),

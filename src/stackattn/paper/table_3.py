@@ -54,9 +54,9 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         columns = *parameters, *(number(x, ".2f") for x in scores)
         rows.append([cell.task, LABELS[cell.model], str(cell.evaluated), *columns])
     notes = (
-        "The best run of each: perplexity on validation, BLEU on test"
+        "Each row is the best run by validation: perplexity on the validation set, BLEU on the test set"
         f"{''.join(f' ({x})' for x in sorted(signatures))}. "
-        "The paper's corpus is Europarl v7; runs on another one cannot be compared with its numbers."
+        "The paper's corpus is Europarl v7; runs on another corpus cannot be compared with the paper's numbers."
     )
     return publish("table-3", header, rows, notes, out)
 

@@ -53,7 +53,7 @@ class LanguageOptions:
         for name in ("train_batches", "validation_batches", "batch_size"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         low, high = self.lengths
-        require(0 <= low <= high, "lengths", "two lengths, the smaller first", [low, high])
+        require(0 <= low <= high, "lengths", "two lengths of at least 0, the smaller first", [low, high])
         if self.grammar is None and is_grammar_file(self.name):
             try:
                 object.__setattr__(self, "grammar", read_text(self.name))
@@ -195,8 +195,8 @@ def evaluate_by_length(
         seed: seed for sampling the strings.
         step: test one length out of every `step`.
 
-    `difference` is the published convention: the lower bound of each length assumes that the length is known, but the
-    model has to predict it, so a perfect model of the training distribution does not reach 0. `difference_from_floor`,
+    `difference` follows the published convention: the lower bound of each length assumes that the length is known, but
+    the model has to predict it, so a perfect model of the training distribution does not reach 0. `difference_from_floor`,
     for the lengths of the training set, subtracts the cost of predicting the length:
     ln(number of lengths) / (length + 1).
 
