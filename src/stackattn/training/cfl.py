@@ -196,8 +196,8 @@ def evaluate_by_length(
         step: test one length out of every `step`.
 
     `difference` follows the published convention: the lower bound of each length assumes that the length is known, but
-    the model has to predict it, so a perfect model of the training distribution does not reach 0. `difference_from_floor`,
-    for the lengths of the training set, subtracts the cost of predicting the length:
+    the model has to predict it, so a perfect model of the training distribution does not reach 0.
+    `difference_from_floor`, for the lengths of the training set, subtracts the cost of predicting the length:
     ln(number of lengths) / (length + 1).
 
     `validity` is the total probability of the symbols that can continue the prefix to a string of the language, of any
