@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,7 +65,9 @@ def test_sweep_resumes_after_an_interrupt(tmp_path, capsys, monkeypatch):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopped; run the same command again to continue\n"
+    # Ray sometimes logs that it could not report an interrupted task: "[2026-11-18 18:45:28,934 E 14524 14822] ..."
+    own = [line for line in errors.splitlines() if not re.match(r"\[[-0-9]+ [:,0-9]+ E ", line)]
+    assert own == ["stopped; run the same command again to continue"]
     before = TrainingRun(out / "00").metrics()[:2]
     assert not TrainingRun(out / "00").finished
     assert main(command) == 0
