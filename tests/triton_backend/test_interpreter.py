@@ -240,7 +240,7 @@ def test_first_use_compares_with_torch(monkeypatch):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="up to 16 states and 32 pairs"):
+    with pytest.raises(ValueError, match=r"up to 16 states \(Q\) and 32 pairs of state and symbol"):
         stackattn.nondeterministic_weights(*transitions(1, 2, 6, 6), backend="triton")
     with pytest.raises(ValueError, match="does not support limited depths, states"):
         stackattn.SuperpositionState.empty(1, backend="triton")

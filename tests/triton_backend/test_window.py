@@ -222,7 +222,7 @@ def test_first_use_compares_with_torch(monkeypatch):
         return rows._replace(numbers=rows.numbers * 1.5)
 
     monkeypatch.setattr(band, "fill", wrong)
-    with pytest.warns(RuntimeWarning, match="for 2 states and 1 symbols with a window on cpu: a tiny problem has"):
+    with pytest.warns(RuntimeWarning, match="for Q = 2 and S = 1 with a window on cpu: a tiny problem has"):
         assert not availability.works(device, 2, 1, windowed=True)
     inputs = inputs_of(1, 3, 2, 1)
     found, expected = (
