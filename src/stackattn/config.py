@@ -1,21 +1,16 @@
 """Configurations: dataclasses built from YAML or JSON values, with validation.
 
-A configuration is a dataclass whose fields are sections (dataclasses) or options. The string literal below a field is
-its documentation, which `describe` returns. Errors name the file, the line and the key, and suggest the nearest key.
+A configuration is a dataclass whose fields are sections (dataclasses) or options. Errors name the file, the line and
+the key, and suggest the nearest key.
 """
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import difflib
-import functools
-import inspect
-import itertools
 import json
 import math
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -23,14 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .bounded_yaml import LONGEST_NUMBER, check_size, parse_yaml
+from .config_keys import REQUIRED, default_of, describe, sections_of, type_name
 from .lines import read_lines
 
 T = TypeVar("T")
 Preset = Callable[[type, dict[str, Any]], dict[str, Any]]
 """Maps the configuration class and the values of the file to the options that the preset sets, as nested values."""
-
-REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
-"""Marks a key without a default."""
 
 
 class ConfigError(ValueError):
@@ -156,46 +149,6 @@ def to_values(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(_plain(config)))
 
 
-@dataclasses.dataclass(frozen=True)
-class ConfigKey:
-    """One key of a configuration class."""
-
-    key: str
-    """Dotted name, such as `training.learning_rate`."""
-    type: str
-    """In the words of YAML: `[int, int]` for a tuple, `null` for None."""
-    default: Any
-    """`REQUIRED` if there is no default."""
-    doc: str
-    """The string literal below the field, in one line."""
-    kind: str | None = None
-    """Value of the section's `kind` for which the key exists; None: the key always exists."""
-
-
-def describe(cls: type, prefix: str = "", kind: str | None = None) -> list[ConfigKey]:
-    """List every key of a configuration class in the order of its fields.
-
-    Example:
-        >>> from stackattn.training import TrainingConfig
-        >>> next(key for key in describe(TrainingConfig) if key.key == "clip").default
-        5.0
-    """
-    hints, docs = typing.get_type_hints(cls), _docs(cls)
-    keys = []
-    for field in dataclasses.fields(cls):
-        key, hint = f"{prefix}{field.name}", hints[field.name]
-        sections = _sections(field, hint)
-        if not sections:
-            keys.append(ConfigKey(key, _name(hint), _default(field), docs.get(field.name, ""), kind))
-        elif "" not in sections:
-            choices = f"one of {', '.join(sections)}"
-            doc = docs.get(field.name) or f"Selects the keys of the section `{key}`."
-            keys.append(ConfigKey(f"{key}.kind", choices, next(iter(sections)), doc, kind))
-        for name, section in sections.items():
-            keys += describe(section, f"{key}.", name if len(sections) > 1 else kind)
-    return keys
-
-
 def _override(values: Any, override: str, source: str, places: dict[str, str], option: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
@@ -259,9 +212,9 @@ class _Builder:
         made = {}
         for name, field in fields.items():
             if name not in values:
-                if _default(field) is REQUIRED:
+                if default_of(field) is REQUIRED:
                     self.fail(section, f"missing key {prefix + name!r}")
-            elif sections := _sections(field, hints[name]):
+            elif sections := sections_of(field, hints[name]):
                 made[name] = self.section(sections, values[name], f"{prefix}{name}")
             else:
                 made[name] = self.convert(hints[name], values[name], f"{prefix}{name}")
@@ -291,7 +244,7 @@ class _Builder:
                 if _fits(argument, value):
                     return self.convert(argument, value, key)
         if not _fits(hint, value):
-            self.fail(key, f"{key}: expected {_name(hint)}, got {_shown(value)}")
+            self.fail(key, f"{key}: expected {type_name(hint)}, got {_shown(value)}")
         if origin is tuple:
             return tuple(self.convert(a, v, key) for a, v in zip(arguments, value, strict=True))
         if origin is list:
@@ -347,11 +300,6 @@ def _float(value: Any) -> float:
         return math.inf
 
 
-def _sections(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """The dataclasses of a section by kind (the kind is "" if there is only one class); empty for an option."""
-    return field.metadata.get("kinds") or ({"": hint} if dataclasses.is_dataclass(hint) else {})
-
-
 def _plain(config: Any) -> dict[str, Any]:
     values = {}
     for field in dataclasses.fields(config):
@@ -362,40 +310,6 @@ def _plain(config: Any) -> dict[str, Any]:
         else:
             values[field.name] = value
     return values
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return REQUIRED if field.default is dataclasses.MISSING else field.default
-
-
-@functools.cache
-def _docs(cls: type) -> dict[str, str]:
-    """The string literals below the fields of a dataclass and of its bases."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):  # no source, as in an interactive session
-            continue
-        body = typing.cast(ast.ClassDef, tree.body[0]).body
-        for field, doc in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                docs[typing.cast(ast.Name, field.target).id] = " ".join(str(doc.value.value).split())
-    return docs
-
-
-def _name(hint: Any) -> str:
-    """The type of a key in the words of YAML."""
-    if typing.get_origin(hint) is typing.Literal:
-        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
-    is_class = isinstance(hint, type) and not typing.get_args(hint)  # in Python 3.10, tuple[int, int] is also a type
-    name = hint.__name__ if is_class else str(hint).replace("typing.", "")
-    name = name.replace("dict[str, Any]", "mapping").replace("tuple[", "[")
-    return name.replace("None", "null").replace(" | ", " or ")
 
 
 def _shown(value: object) -> str:

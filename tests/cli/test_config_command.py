@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from stackattn.cli import main
-from stackattn.config import describe, to_values
+from stackattn.config import to_values
+from stackattn.config_keys import describe
 from stackattn.paper.configurations import CONFIGS, configuration_names, load_configuration
 from stackattn.training import TrainingRun
 from stackattn.training.experiment import config_class

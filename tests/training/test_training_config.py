@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 
 from stackattn.bounded_yaml import parse_yaml
-from stackattn.config import REQUIRED, ConfigKey, FieldError, describe, from_values, kinds, require, to_values
+from stackattn.config import FieldError, from_values, kinds, require, to_values
+from stackattn.config_keys import REQUIRED, ConfigKey, describe
 from stackattn.models import LSTMArchitecture, TransformerArchitecture
 from stackattn.training import ConfigError, TrainingConfig, load_config
 from stackattn.training.cfl import CFLConfig, LanguageOptions

@@ -98,9 +98,9 @@ def tag_sentences(trees: Iterable[Tree], vocabulary: Vocabulary, number: int | N
         raise ValueError(f"{expected}, got one with SentencePiece pieces")
     found: list[TaggedSentence] = []
     for tree in trees:
-        leaves = tree.leaves()
-        if number is not None and len(found) == number:
+        if len(found) == number:
             break
+        leaves = tree.leaves()
         if 2 <= len(leaves) <= LONGEST:
             ids = vocabulary.encode(_as_written(leaf.word or "", vocabulary) for leaf in leaves)
             found.append(TaggedSentence(ids, [word_class(leaf.label) for leaf in leaves], find_related(tree)))
@@ -145,18 +145,17 @@ def _measure(name: str, sentences: Sequence[TaggedSentence], tops: Sequence[np.n
     steps = sum(len(rows) for rows in tops)
     sums, counts = np.zeros(LONGEST + 1), np.zeros(LONGEST + 1)
     for rows in tops:
-        far = _distances(len(rows))
-        np.add.at(sums, far, rows[:, 1:][np.tril_indices(len(rows))])
-        np.add.at(counts, far, 1)
+        step, top = np.tril_indices(len(rows))
+        np.add.at(sums, step - top, rows[step, top + 1])
+        np.add.at(counts, step - top, 1)
     profile = sums / np.maximum(counts, 1)  # mean weight by distance, of the steps that have such an element
     limits = np.searchsorted(NEAR, np.arange(len(sums)))
 
     after = np.zeros((len(READ), len(READ), 2))  # (class just read, class on top, weight and expected weight)
     cases: dict[str, list[tuple[float, float, bool]]] = {}
     for sentence, rows in zip(sentences, tops, strict=True):
-        n = len(rows)
         kinds = np.array([READ.index(kind) for kind in (BOS, *sentence.classes)])
-        step, top = np.tril_indices(n)
+        step, top = np.tril_indices(len(rows))
         expected = profile[step - top]
         np.add.at(after, (kinds[step], kinds[top]), np.stack([rows[step, top + 1], expected], axis=1))
         for related in sentence.related:
@@ -186,11 +185,6 @@ def _measure(name: str, sentences: Sequence[TaggedSentence], tops: Sequence[np.n
             for relation, found in sorted(cases.items())
         },
     )
-
-
-def _distances(n: int) -> np.ndarray:
-    step, top = np.tril_indices(n)
-    return step - top
 
 
 def distance_names() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..config import ConfigKey
+    from ..config_keys import ConfigKey
 
 COMMANDS = {
     "cfl": "models on context-free languages",
@@ -85,7 +85,7 @@ def _print_keys(command: str) -> None:
 
 
 def _keys(command: str) -> list[ConfigKey]:
-    from ..config import describe
+    from ..config_keys import describe
     from ..training.experiment import config_class
 
     return describe(config_class(command))
@@ -96,7 +96,7 @@ def _kind(key: ConfigKey) -> str:
 
 
 def _default(key: ConfigKey) -> str:
-    from ..config import REQUIRED
+    from ..config_keys import REQUIRED
 
     return "required" if key.default is REQUIRED else _yaml(key.default)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from ..config import Preset, describe
+from ..config import Preset
+from ..config_keys import describe
 from ..languages import TASKS
 
 PUBLISHED = {
