@@ -32,7 +32,7 @@ def test_every_cell_has_a_configuration():
         for model in target.models
     }
     assert set(configuration_names()) == cells | {"demo/tf", "demo/tf-nd", "demo/nd"}
-    assert len(cells) == 30 + 10 + 6 + 12 + 18 + 3
+    assert len(cells) == 30 + 10 + 6 + 12 + 18 + 3 + 8
 
 
 @pytest.mark.parametrize("name", configuration_names())
@@ -98,11 +98,20 @@ def test_table_3(tier, model, count):
     assert (config.data.batch_tokens, config.data.label_smoothing) == (2048, 0.1)
 
 
-@pytest.mark.parametrize("task", ["table-2/wikitext-2", "table-3/small"])
+@pytest.mark.parametrize(
+    "task", ["table-2/wikitext-2", "table-3/small", "sentences/wikitext-2", "sentences/ptb-sample"]
+)
 def test_models_of_the_small_tasks_differ_only_in_their_layers(task):
     configs = [load(f"{task}/{model}") for model in ("tf", "tf-sup", "tf-nd")]
     assert len({replace(x, model=replace(x.model, layers="1")) for x in configs}) == 1
     assert len({x.model.layers for x in configs}) == 3
+
+
+@pytest.mark.parametrize("task", ["wikitext-2", "ptb-sample"])
+def test_the_control_differs_from_tf_only_in_the_initialisation_of_its_middle_layer(task):
+    control = load(f"sentences/{task}/tf-xavier")
+    assert control.model.xavier_layer == 2
+    assert replace(control, model=replace(control.model, xavier_layer=None)) == load(f"sentences/{task}/tf")
 
 
 def test_configurations_are_found_by_path_and_by_name(tmp_path):

@@ -11,6 +11,7 @@ Modules:
 - `figure_2`, `figure_3`, `table_2`, `table_3`: the paper's figures and tables, from the runs that exist
 - `table_1`, `table_4`, `table_5`: tables that are counted or measured without runs
 - `validity`: length generalisation, from the runs that exist
+- `sentences`: perplexity and subject-verb agreement of small language models, from the runs that exist
 - `documents`: perplexity and speed on long documents, from the runs that exist
 - `agreement`: how well stacks agree with real stacks, from the runs that exist
 - `measurements`: measurements of best models that are stored with the runs

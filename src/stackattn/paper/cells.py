@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,27 @@ class Cell:
     def finished(self) -> str:
         """How many evaluated restarts have ended by early stopping or at the last epoch, such as `1 of 3`."""
         return f"{sum(TrainingRun(folder).finished for folder in self.folders)} of {self.evaluated}"
+
+    def restarts(self, figure: str, form: str) -> list[str]:
+        """Best, median and worst figure of the evaluated restarts, and each one: "rate: figure, epochs".
+
+        An asterisk marks a restart that is not finished. The list is empty if no restart has been evaluated.
+
+        Args:
+            figure: name of a figure in the metrics, of which lower is better.
+            form: format of the figure, such as `.4f`.
+        """
+        evaluated = [(run, run.best_evaluation()) for run in map(TrainingRun, self.folders)]
+        found = [(best[figure], run) for run, best in evaluated if best is not None]
+        if not found:
+            return []
+        values = sorted(value for value, _ in found)
+        each = "; ".join(
+            f"{run.config()['training']['learning_rate']:.2g}: {value:{form}}, {run.metrics()[-1]['epoch']}"
+            + "*" * (not run.finished)
+            for value, run in found
+        )
+        return [*(format(x, form) for x in (values[0], statistics.median(values), values[-1])), each]
 
 
 def find_cells(tasks: Sequence[str], models: Sequence[str], out: Path) -> list[Cell]:

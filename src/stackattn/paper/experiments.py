@@ -190,6 +190,16 @@ TARGETS = {
         configs="documents",
         same_draws=True,
     ),
+    "sentences": Target(
+        summary="Perplexity and subject-verb agreement of small language models of sentences (not in the paper)",
+        command="lm",
+        tasks=("wikitext-2", "ptb-sample"),
+        models=("tf", "tf-xavier", "tf-sup", "tf-nd"),
+        restarts=3,
+        show=_shown_by("sentences"),
+        configs="sentences",
+        same_draws=True,
+    ),
     "table-2": Target(
         summary="Table 2: perplexities on the Penn Treebank", show=_shown_by("table_2"), **_PENN_TREEBANK
     ),

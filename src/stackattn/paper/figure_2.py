@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,20 +68,11 @@ def show_restarts(cells: Sequence[Cell], out: Path) -> int:
         "Lowest validation differences of the restarts, in nats, with the initial learning rate and the number of "
         "epochs. An asterisk marks a run that is not finished."
     )
-    rows = []
-    for cell in cells:
-        evaluated = [(run, run.best_evaluation()) for run in map(TrainingRun, cell.folders)]
-        found = [(best["cross_entropy_difference"], run) for run, best in evaluated if best is not None]
-        if not found:
-            continue
-        values = sorted(value for value, _ in found)
-        each = "; ".join(
-            f"{run.config()['training']['learning_rate']:.2g}: {value:.4f}, {run.metrics()[-1]['epoch']}"
-            + "*" * (not run.finished)
-            for value, run in found
-        )
-        figures = [f"{x:.4f}" for x in (values[0], statistics.median(values), values[-1])]
-        rows.append([cell.task, LABELS[cell.model], cell.finished, *figures, each])
+    rows = [
+        [cell.task, LABELS[cell.model], cell.finished, *figures]
+        for cell in cells
+        if (figures := cell.restarts("cross_entropy_difference", ".4f"))
+    ]
     return publish("figure-2-restarts", header, rows, notes, out)
 
 

@@ -27,7 +27,10 @@ LIMITED = {
 }
 """Labels of models whose stacks have a limited depth or a window. Each slug begins with that of the exact model."""
 
-ALL_LABELS = {**LABELS, **STACKS_ALONE, **LIMITED}
+CONTROLS = {"tf-xavier": "Tf, Xavier layer"}
+"""Labels of models that are not in the paper: Tf with one softmax layer that is initialised like a stack layer."""
+
+ALL_LABELS = {**LABELS, **STACKS_ALONE, **LIMITED, **CONTROLS}
 """Labels of all models."""
 
 TRANSFORMERS = ("tf", "tf-sup", "tf-nd")
