@@ -74,7 +74,7 @@ struct Term {
 struct Linear {
   using Ptr = double*;
   using Value = double;
-  static constexpr int kPlanes = 1;
+  static constexpr int kPlanes = 1;  // doubles in which a number is stored
   static const double* address(Ptr p) { return p; }
   static Ptr at(double* base, long) { return base; }
   static double get(Ptr p, long i) { return p[i]; }
@@ -217,7 +217,7 @@ struct Linear {
   }
 
   // out[r * rs + c * cs] += sum over the terms of row r of A times row c of B, whose rows have k entries. Rows start on
-  // a vector boundary, and one of the two is zero from k to the next boundary.
+  // a vector boundary, and the rows of A, or those of B, are zero from entry k to the next boundary.
   static void dots(const Term<Ptr>* terms, int count, int rows, int cols, Ptr out, long rs, long cs) {
     for (int r = 0; r < rows; r += 3)
       for (int c = 0; c < cols; c += 3) {

@@ -1,4 +1,4 @@
-// Arrays from Python. Every array is checked here before the kernel sees its address.
+// Arrays from Python. Every array is checked here before its address is passed to the kernel.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -22,6 +22,21 @@ inline std::string text(const Shape& shape) {
   return out + (shape.size() == 1 ? ",)" : ")");
 }
 
+inline std::string name_of(nb::dlpack::dtype dtype) {
+  using Code = nb::dlpack::dtype_code;
+  std::string kind;
+  switch (Code(dtype.code)) {
+    case Code::Int: kind = "int"; break;
+    case Code::UInt: kind = "uint"; break;
+    case Code::Float: kind = "float"; break;
+    case Code::Bfloat: kind = "bfloat"; break;
+    case Code::Complex: kind = "complex"; break;
+    case Code::Bool: return "bool";
+    default: return "an unknown dtype of " + std::to_string(dtype.bits) + " bits";
+  }
+  return kind + std::to_string(dtype.bits);
+}
+
 inline Shape shape_of(const Array& array) { return Shape(array.shape_ptr(), array.shape_ptr() + array.ndim()); }
 
 [[noreturn]] inline void bad_type(const char* name, const std::string& expected) {
@@ -34,9 +49,7 @@ inline Shape shape_of(const Array& array) { return Shape(array.shape_ptr(), arra
 inline void check_type(const Array& array, const char* name, nb::dlpack::dtype dtype) {
   if (!array.is_valid()) bad_type(name, "an array, got None");
   if (array.device_type() != nb::device::cpu::value) bad_type(name, "an array on the CPU, got one on another device");
-  if (array.dtype() == dtype) return;
-  const std::string kind = dtype.code == uint8_t(nb::dlpack::dtype_code::Int) ? "int" : "float";
-  bad_type(name, kind + std::to_string(dtype.bits) + ", got another dtype");
+  if (array.dtype() != dtype) bad_type(name, name_of(dtype) + ", got " + name_of(array.dtype()));
 }
 
 // The address of a contiguous array of this dtype and shape.
@@ -46,7 +59,7 @@ inline void* address(const Array& array, const char* name, nb::dlpack::dtype dty
   int64_t stride = 1;
   for (size_t i = array.ndim(); i-- > 0; stride *= shape[i])
     if (array.size() > 0 && shape[i] > 1 && array.stride(i) != stride)
-      bad_value(name, "a contiguous array", "one with other strides");
+      bad_value(name, "a contiguous array", "an array with other strides");
   return array.data();
 }
 

@@ -13,7 +13,8 @@ constexpr int kRows = 16;
 constexpr float kLog2e = 1.4426950408889634f;
 
 // The sizes of one head. `stride` is the distance between matrix rows whose columns are steps: the padded length plus
-// 16, so that it is not a power of two if the length is one, and rows do not compete for the same cache lines.
+// 16. With lengths such as 512, a stride without the 16 would be a power of two, and rows would compete for the same
+// cache lines.
 struct Head {
   int n, size;  // steps and numbers in a vector
   long width, stride;
@@ -140,8 +141,8 @@ void backward_head(Workspace& work, const Head& head, const Inputs& in, const Ke
   store_rows(head, head.n, dV, 1, grad_v, in.ld);
 }
 
-// Calls body(workspace, sequence, head number, length) on several threads; each call does all work of its head in a
-// fixed order.
+// Calls body(workspace, sequence, head number, length) on several threads; each call does all the work for its
+// head in a fixed order.
 template <class Body>
 void for_each_head(const AttentionShape& shape, Body body) {
   std::exception_ptr exhausted;  // an exception must not leave the parallel region

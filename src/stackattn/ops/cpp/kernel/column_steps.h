@@ -84,7 +84,7 @@ struct Mixer {
     for (int r = 0; r < R; ++r) *(Vec*)(y + r * from) = total[r];
   }
   // x[to][r] += sum over `from` of M[to][from] * y[r][from] + N[to][from] * z[r][from]
-  void hand_on(const double* M, const double* y, const double* N, const double* z, double* x) const {
+  void pull_transposed(const double* M, const double* y, const double* N, const double* z, double* x) const {
     for (int c = 0; c < QS; ++c)
       for (int r = 0; r < Q; ++r) {
         Vec total = Vec{};

@@ -171,7 +171,7 @@ class Columns {
       }
       read_rows(dP_, k - 1, y_);
       read_rows(dD_, k - 1, z_);
-      mix_.hand_on(column_k + at_.push(k), y_, column_k + at_.repl(k), z_, x_);
+      mix_.pull_transposed(column_k + at_.push(k), y_, column_k + at_.repl(k), z_, x_);
       for (int w = 0; w < S; ++w)
         for (int p = 0; p < Q; ++p)
           for (int r = 0; r < Q; ++r) entry(dD_, w, r, k, p) = x_[(p * S + w) * Q + r];

@@ -224,7 +224,8 @@ struct WindowCall {
   WindowCall(const Array& steps_in, const Array& values_in, const Array& history_in, const Array& rows_in,
              int64_t window, const Array& lengths, int threads)
       : call(values_in, "values", 3, lengths, threads) {
-    if (!steps_in.is_valid() || steps_in.ndim() != 5) bad_value("steps", "five axes", "another number of axes");
+    if (!steps_in.is_valid()) bad_type("steps", "an array, got None");
+    if (steps_in.ndim() != 5) bad_value("steps", "five axes", text(shape_of(steps_in)));
     before = steps_in.shape(1) - call.T, m = values_in.shape(2);
     call.Q = call.problem.states = steps_in.shape(2), call.S = call.problem.symbols = steps_in.shape(3);
     if (call.Q < 1 || call.S < 1 || m < 1 || call.T < 1)
@@ -280,9 +281,12 @@ struct VectorsCall {
         actions({call.B, call.T, 3}), values({call.B, call.T, sizes.m}), stacks({call.B, sizes.height, sizes.m}) {}
 
   VectorSizes sizes_of(const Array& values_in, const Array& stacks_in, int64_t depth, bool with_stack) const {
-    for (const Array* array : {&values_in, &stacks_in})
-      if (!array->is_valid() || array->ndim() != 3 || array->shape(2) < 1)
-        bad_value("values and stacks", "three axes, the last one at least 1", "another shape");
+    for (const Array* array : {&values_in, &stacks_in}) {
+      const char* name = array == &values_in ? "values" : "stacks";
+      if (!array->is_valid()) bad_type(name, "an array, got None");
+      if (array->ndim() != 3 || array->shape(2) < 1)
+        bad_value(name, "three axes, the last one at least 1", text(shape_of(*array)));
+    }
     const int64_t m = values_in.shape(2), height = stacks_in.shape(1);
     if (depth < 1 || depth < height) bad_value("depth", "at least the height of the stack", std::to_string(depth));
     return {m, height, depth, with_stack ? std::min(height + call.T, depth) : 0};
@@ -335,7 +339,8 @@ int overflow(int x) { return x + 2147483647; }  // a second deliberate error: si
 constexpr int INTERFACE = 8;
 
 // Arrays are contiguous float32 or float64 arrays on the CPU, all of one dtype; states, kept charts, and the rows and
-// bands of a windowed stack are always float64. Outputs are written in place. Passes return the fields of a Report.
+// bands of a windowed stack are always float64. Outputs are written in place. Forward and backward
+// passes return the fields of a Report.
 NB_MODULE(_kernel, m) {
   kernel();  // so that an invalid STACKATTN_KERNEL raises an ImportError
   using nb::arg;

@@ -68,7 +68,8 @@ struct LSTMInputs {
   const float *map, *bias;  // (hidden, actions+value) and (actions+value,): to actions and value
 };
 
-// `weight` and `map` are transposed. Gradients of gates and actions are those before the activation functions.
+// `weight` and `map` are transposed. The gradients of gates and actions are with respect to their values before the
+// activation functions.
 struct LSTMGradients {
   const float *weight, *map, *hidden;  // hidden: (T,B,hidden)
   float *gates, *actions;              // results, like those of LSTMArrays

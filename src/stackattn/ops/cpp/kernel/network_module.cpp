@@ -92,7 +92,9 @@ struct LSTMCall {
   LSTMCall(const Array& x, const Array& gates, const Array& cells, const Array& actions, int64_t value,
            int64_t value_size, int threads) {
     const Shape row = any_shape(x, "x"), cell = any_shape(cells, "cells"), action = any_shape(actions, "actions");
-    if (row.size() != 3 || cell.size() != 3 || action.size() != 3) bad_value("x", "three axes", text(row));
+    if (row.size() != 3) bad_value("x", "three axes", text(row));
+    if (cell.size() != 3) bad_value("cells", "three axes", text(cell));
+    if (action.size() != 3) bad_value("actions", "three axes", text(action));
     T = action[0], B = action[1], h = cell[2], m = row[2] - h, A = action[2];
     const int64_t choices = A - value;
     if (h < 1 || h % 8 || m < 1 || m % 8 || choices < 1 || choices % 8 || value < 1 || value % 8)

@@ -22,7 +22,7 @@ class Pool {
     size_t bytes;
   };
   static constexpr size_t kPage = size_t(1) << 21;   // bytes of a huge page
-  static constexpr size_t kMost = size_t(64) << 20;  // limit for the bytes of unused memory that are kept
+  static constexpr size_t kMost = size_t(64) << 20;  // limit on the unused memory that is kept, in bytes
 
   // Uninitialised memory of at least `bytes` bytes.
   Block take(size_t bytes) {

@@ -21,7 +21,8 @@ namespace {
 // docs/maths.md, section 6.
 constexpr double kSmallestMass = 2.6e-261;
 
-// Flushes denormal numbers to zero while it exists: they are slow, and too small to matter in `Linear` results.
+// While an object of this class exists, its thread flushes denormal numbers to zero: they are slow, and too small to
+// matter in `Linear` results.
 class FlushDenormals {
  public:
 #if defined(__x86_64__)
@@ -42,6 +43,8 @@ class FlushDenormals {
 #endif
 };
 
+// Calls body(workspace, sequence, length) for each sequence, on several threads. Returns the first invalid argument and
+// whether all sequences are in range.
 template <class Body>
 Report for_each_sequence(const Problem& problem, Body body) {
   std::vector<Report> found(problem.batch);
@@ -111,7 +114,7 @@ int load_step(int Q, int QS, const IO* push, const IO* repl, const IO* pop, type
     largest = std::max(largest, row);
   }
   if (largest == 0) return 0;
-  // Both arithmetics use the same scale: the rows of a window may be computed in one of them and used in the other.
+  // Both number systems use the same scale: the rows of a window may be computed in one and used in the other.
   const auto scale = A::from_double(1 / largest);
   for (int i = 0; i < QS * QS; ++i) {
     A::set(push_to, i, A::mul(A::get(push_to, i), scale));

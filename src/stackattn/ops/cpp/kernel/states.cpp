@@ -90,8 +90,8 @@ Report retract_as(const Problem& p, const State& state, bool superposition, cons
   return for_each_sequence(p, [&](Workspace& work, int64_t s, int64_t length) {
     Columns columns(work, layout, superposition, state.data + s * state.stride);
     double* before = grad_before.data + s * grad_before.stride;
-    // `after` is only read, unless it is at the address of `before`. Its last column is completed in a copy; an
-    // extension by several steps works on a complete copy.
+    // `after` is only read, unless it is at the address of `before`. The gradient of its last column is completed in a
+    // copy of this column; for an extension by several steps, all columns are copied.
     const double* after = grad_after.data ? grad_after.data + s * grad_after.stride : nullptr;
     const long first = after && p.steps == 1 ? kept : 0;  // start of the copy
     Aligned memory(all - first);

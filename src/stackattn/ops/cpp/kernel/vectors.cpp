@@ -9,7 +9,7 @@ namespace STACKATTN_KERNEL {
 namespace {
 
 constexpr int kBytes = 8 * kLanes;
-// Number of steps by which vectors are prefetched in advance. A unit reads a few columns of long rows, so every step
+// How many steps ahead vectors are prefetched. A unit reads a few columns of long rows, so every step
 // needs another cache line, and would otherwise wait for memory if the sequence does not fit into the cache.
 constexpr int64_t kAhead = 8;
 

@@ -144,7 +144,7 @@ class WindowChart : public Tiles<A> {
   void add_multiple(Ptr to, Ptr from, Value factor, long count) {
     for (long i = 0; i < count; ++i) A::set(to, i, A::add(A::get(to, i), A::mul(A::get(from, i), factor)));
   }
-  // The weight of all runs that push y at step t and go to r, in units of row t - 1.
+  // The weight of all runs that push y at step t and go to r, in the units of row t - 1.
   Value pushed(int t, int r, int y) const {
     Value total = A::zero();
     for (int s = 0; s < QS; ++s)
@@ -165,7 +165,7 @@ class WindowChart : public Tiles<A> {
     return oldest;
   }
 
-  // Adds to row t the contributions of row t - 1, of its push, and of the rows of the block from `first` on.
+  // Adds to row t the contributions of row t - 1, of the push of step t, and of the block's rows from `first` on.
   void fill_row(int first, int t) {
     for (int y = 0; y < S; ++y) {
       int count = 0;

@@ -1,4 +1,4 @@
-// Memory of a thread, for charts and for arrays of vectors.
+// Working memory of a thread: charts, stacks and matrices.
 #pragma once
 #include <cstddef>
 #include <cstdlib>
@@ -42,6 +42,7 @@ class Workspace {
     memory_ = nullptr;
     room_ = 0;
   }
+  // Room for `doubles` numbers on a 64-byte boundary, from the memory that `start` has made available.
   double* take(size_t doubles) {
     double* p = next_;
     next_ += (doubles + 7) / 8 * 8;
