@@ -25,7 +25,8 @@ def replace_self_attention(
             end.
 
     Raises:
-        ValueError: an index is out of range, a layer has no `MultiheadAttention`, or its `d_model` is different.
+        ValueError: an index is out of range, a layer has no `MultiheadAttention`, or the `d_model` of a stack
+            is not that of its layer.
 
     Examples::
 
@@ -52,7 +53,7 @@ def replace_self_attention(
 class StackSelfAttention(nn.Module):
     """Stack attention with the interface of `nn.MultiheadAttention`, as PyTorch's transformer layers use it.
 
-    It is always causal. Padding may be anywhere: it is ignored, and its output is 0.
+    The attention is always causal. Padding may be anywhere: it is ignored, and its output is 0.
 
     Args:
         stack: the stack attention layer.
@@ -139,6 +140,9 @@ def without_padding_anywhere(function: Callable[[Tensor, Tensor], Tensor], x: Te
         x: (B, T, d)
         real: (B, T), bool
             Steps that are not padding.
+
+    Returns:
+        The results of `function`, (B, T, d), each at the place of its step.
     """
     order = (~real).long().argsort(dim=1, stable=True)[..., None]
     y = function(x.take_along_dim(order, 1), real.sum(1))
@@ -152,13 +156,13 @@ def check_past_is_visible(name: str, visible: Tensor, x: Tensor) -> Tensor:
         The input x of the attention; see `_nan_unless`.
     """
     supported = visible.logical_or(torch.ones_like(visible).triu(1))
-    expected = "a mask that hides only later steps and padding: a stack depends on all earlier steps"
-    return _nan_unless(supported, x, f"{name}: expected {expected}")
+    expected = "a mask that hides only later steps and padding, got one that hides earlier steps"
+    return _nan_unless(supported, x, f"{name}: expected {expected}; a stack depends on all earlier steps")
 
 
 def check_mask_values(name: str, allowed: Tensor, x: Tensor) -> Tensor:
-    """Check that all values of a mask are allowed ones, and return the input x of the attention; see `_nan_unless`."""
-    expected = "only the values 0 and -inf: stack attention has no logits to add other values to"
+    """Check that all values of a mask are allowed, and return the input x of the attention; see `_nan_unless`."""
+    expected = "only the values 0 and -inf, got others; stack attention has no logits to add them to"
     return _nan_unless(allowed, x, f"{name}: expected {expected}")
 
 

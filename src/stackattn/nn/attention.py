@@ -143,7 +143,7 @@ class SelfAttention(_Attention):
         if c > 1:  # step i of the chunk attends to all steps before the chunk and to steps 0 to i of the chunk
             mask = torch.ones(c, before + c, dtype=torch.bool, device=x.device).tril(before)
         if real is not None:
-            # A padding step attends to itself: the softmax of an empty row would be nan.
+            # A padding step attends to itself, so that no row of the mask is empty.
             itself = torch.ones(c, before + c, dtype=torch.bool, device=x.device).tril(before).triu(before)
             mask = real[:, None] & (True if mask is None else mask) | itself
             mask = mask[:, None]

@@ -43,7 +43,7 @@ def check_range(init_range: Any) -> None:
 
 
 def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, parameter: Tensor) -> None:
-    """Check that `x` is a tensor (B, T, d_model) with the dtype and device of a parameter; `lengths` must fit it."""
+    """Check that `x` is a tensor (B, T, d_model) with the dtype and device of a parameter, and that `lengths` fits."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         found = x.dtype if isinstance(x, Tensor) else type(x).__name__
         message = f"{name}: expected a floating-point tensor of shape (B, T, {d_model}), got {found}"
@@ -60,7 +60,7 @@ def check_vectors(name: str, x: Tensor, d_model: int, lengths: Tensor | None, pa
 def check_dtype(name: str, x: Tensor, parameter: Tensor) -> None:
     """Check that `x` has the dtype of a parameter.
 
-    Any dtype is valid under autocast, which converts it, and if the parameter is quantised.
+    Any dtype is valid under autocast, which converts `x`, or if the parameter is quantised.
     """
     if x.dtype != parameter.dtype and parameter.dtype in FLOATS and not _is_autocast(x.device.type):
         raise TypeError(

@@ -13,11 +13,12 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def capture(module: Module, *inputs: Tensor) -> Module:
-    """Capture the forward and backward pass of a module in CUDA graphs.
+    """Capture the forward and backward passes of a module in CUDA graphs.
 
-    A stack attention layer launches several small kernels per time step, and on a GPU, launching them takes longer than
-    running them. A graph launches all of them at once. The module is changed in place; afterwards it accepts only
-    inputs of the same shapes, dtypes and `requires_grad`, in the same mode (training or evaluation).
+    A stack attention layer launches several small kernels per time step. On a GPU, unless sequences are long, launching
+    them takes longer than running them. A graph launches all of them at once. The module is changed in place;
+    afterwards it accepts only inputs of the same shapes, dtypes and `requires_grad`, in the same mode (training or
+    evaluation).
 
     Args:
         module: a layer or model on a GPU, in the mode in which it will be called.
@@ -27,8 +28,8 @@ def capture(module: Module, *inputs: Tensor) -> Module:
         The module.
 
     Raises:
-        ValueError: the module or an input is not on a GPU, there are no inputs, or `immediate_checks` is active: it
-            waits for the GPU, which is not possible during capture.
+        ValueError: the module and the inputs are not on one GPU, there are no inputs, or `immediate_checks` is active,
+            which waits for the GPU: this is not possible during capture.
 
     Examples::
 

@@ -21,13 +21,13 @@ class StackKind:
     """One kind of stack."""
 
     layer: type[StackAttention]
-    """Attention layer. Its attribute `kind` is the name in the layer notation."""
+    """Class of the attention layer. Its attribute `kind` is the name in the layer notation."""
     sizes: tuple[str, ...]
     """Sizes in the order of the layer notation. They are also the names of the layer's arguments."""
     abbreviation: str
     """Short name in labels of models, such as `Tf+Nd`."""
     published_push_activation: str
-    """Function that the published code applies to pushed vectors."""
+    """Activation of pushed vectors that the option `"published"` stands for."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class StackKind:
 
     @property
     def examples(self) -> list[str]:
-        """Layers of this kind in the layer notation, without and with a limit."""
+        """Layers of this kind in the layer notation: one without a limit and, if the kind has one, one with it."""
         text = "-".join([self.name, *"3" * len(self.sizes)])
         return [text] if self.limit is None else [text, f"{text}{self.limit[0]}64"]
 

@@ -68,7 +68,7 @@ class TransformerLayer(nn.Module):
     """A transformer layer: attention, optional cross-attention and a feed-forward network, each in a `Sublayer`.
 
     Args:
-        spec: kind of attention.
+        spec: specification of the attention.
         d_model: size of inputs and outputs.
         heads: number of heads of softmax attention and cross-attention.
         hidden_size: size of the hidden layer of the feed-forward network.
@@ -112,7 +112,7 @@ class TransformerLayer(nn.Module):
         self.feed_forward = Sublayer(d_model, FeedForward(d_model, hidden_size, dropout), dropout)
 
     def read(self, memory: Tensor | None, lengths: Tensor | None) -> Memory | None:
-        """Project a memory (B, T, d_model) for the cross-attention; return None without cross-attention."""
+        """Project a memory (B, T, d_model) for the cross-attention; return None without cross-attention or memory."""
         if self.cross is None or memory is None:
             return None
         return self.cross.function.read(memory, lengths)  # pyright: ignore

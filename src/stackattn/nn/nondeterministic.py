@@ -20,8 +20,9 @@ class NondeterministicStackAttention(StackAttention):
         num_states: number of states Q of the automaton.
         num_symbols: number of stack symbols S; the first one is the bottom symbol.
         stack_embedding_size: size m of the vectors on the stack.
-        window: an element that is pushed at step t can be popped up to step t + `window` - 1 (default: no limit). With
-            a window, the time of a full pass is linear in the number of steps, and that of a single step is constant.
+        window: an element that is pushed at step t can be popped up to and including step t + `window` - 1 (default: no
+            limit). With a window, the time of a full pass is linear in the number of steps, and that of a single step
+            is constant.
         heads: number of independent stacks.
         push_activation: function applied to the pushed vectors: `"sigmoid"`, `"identity"` or `"exp"`.
 

@@ -29,7 +29,8 @@ class StackSpec:
     """A layer with stack attention.
 
     Raises:
-        ValueError: the kind is unknown, or a size is missing, superfluous or out of range.
+        ValueError: the kind is unknown; a size is missing, superfluous or out of range; or a limit is given for a kind
+            without one.
 
     Examples::
 
@@ -75,6 +76,9 @@ class StackSpec:
         Args:
             d_model: size of inputs and outputs.
             push_activation: `"sigmoid"`, `"identity"`, `"exp"`, or `"published"` for that of the published code.
+
+        Raises:
+            ValueError: `d_model` is not a positive integer, or the activation is unknown.
         """
         check_choice("push_activation", push_activation, PUSH_ACTIVATION_OPTIONS)
         kind = STACK_KINDS[self.kind]
@@ -108,6 +112,9 @@ def build_attention(
         d_model: size of inputs and outputs.
         heads, dropout, causal, rotary: options of softmax attention.
         push_activation: option of stack attention; see `StackSpec.build`.
+
+    Raises:
+        ValueError: an option of this kind of attention is invalid.
     """
     if isinstance(spec, StackSpec):
         return spec.build(d_model, push_activation=push_activation)
@@ -131,6 +138,9 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
             elements, `nondeterministic-Q-S-MwK` has a window of K steps, and the suffix `xH` stands for H heads. An int
             is a number of layers of softmax attention.
         name: name of the argument in error messages.
+
+    Returns:
+        One specification for each layer.
 
     Raises:
         TypeError: `layers` is neither text nor an int.

@@ -33,7 +33,7 @@ class WeightedStack(State):
     values: Tensor  # (B, initial values + steps so far, m)
 
     def restart(self, rows: Tensor) -> WeightedStack:
-        """Restart each stack where `rows`, (B,), bool, is True; later weights do not refer to its earlier values."""
+        """Restart each stack where `rows`, (B,), bool, is True; its later weights do not refer to earlier values."""
         return WeightedStack(self.state.restart(rows), self.values)
 
     @property
@@ -255,7 +255,7 @@ class StackAttention(nn.Module, ABC):
     ) -> tuple[Tensor, StackState]:
         """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state.
 
-        `starts` (B, T) marks the first step of each new document, as in `forward`; the steps before the first one
+        `starts` (B, T) marks the first step of each new document, as in `forward`; steps before the first new document
         continue the document of the state.
         """
         x = self._check(x, lengths)

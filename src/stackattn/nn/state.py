@@ -47,7 +47,7 @@ class State:
 
     def restart(self: Self, rows: Tensor) -> Self:
         """Replace the state of each sequence where `rows`, (B,), bool, is True with the one before the first step."""
-        raise NotImplementedError(f"restart: expected a state of a transformer or of a stack layer, got {self!r}")
+        raise NotImplementedError(f"restart: expected a state of a transformer or of an attention layer, got {self!r}")
 
     def detach(self: Self) -> Self:
         """Detach all tensors from the autograd graph."""
