@@ -35,7 +35,7 @@ def build_model(config: ModelConfig) -> nn.Module:
         config: a `TransformerLMConfig`, `Seq2SeqConfig` or `LSTMConfig`.
 
     Raises:
-        TypeError: another configuration.
+        TypeError: `config` has another class.
 
     Examples::
 

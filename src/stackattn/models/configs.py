@@ -38,8 +38,8 @@ class _TransformerOptions:
     """Bound s of the uniform initialisation in (-s, s), which applies to all parameters without another rule."""
     xavier_layer: int | None = None
     """Number of a softmax attention layer, counted from 1, that is initialised like a stack layer instead of with
-    `init_range`; in a sequence-to-sequence model, in the encoder and in the decoder. It serves as a control in
-    comparisons with stack layers; by default, there is no such layer."""
+    `init_range`; in a sequence-to-sequence model, this applies to the encoder and to the decoder. It serves as a
+    control in comparisons with stack layers; by default, there is no such layer."""
     positions: str = "sinusoidal"
     """How the model represents positions: `sinusoidal` encodings added to the embeddings (the paper), `rotary`
     embeddings in softmax self-attention, or `none`."""
@@ -107,9 +107,10 @@ class TransformerLMConfig(TransformerArchitecture):
     """
 
     input_size: int
-    """Number of tokens that the model reads, the rows of the embedding table."""
+    """Number of tokens that the model can read: the rows of the embedding table."""
     output_size: int
-    """Number of tokens that the model predicts: 0 to `output_size` - 1. Later tokens, such as BOS, are only read."""
+    """Number of tokens that the model can predict: 0 to `output_size` - 1. Tokens with larger ids, such as BOS, are
+    only read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,9 +158,10 @@ class Seq2SeqConfig(Seq2SeqArchitecture):
     """
 
     input_size: int
-    """Number of tokens in the vocabulary, the rows of the embedding table."""
+    """Number of tokens in the vocabulary: the rows of the embedding table."""
     output_size: int
-    """Number of tokens that the model predicts: 0 to `output_size` - 1. Later tokens, such as BOS, are only read."""
+    """Number of tokens that the model can predict: 0 to `output_size` - 1. Tokens with larger ids, such as BOS, are
+    only read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,10 +223,10 @@ class LSTMConfig(LSTMArchitecture):
     """
 
     input_size: int
-    """Number of tokens that the model reads, BOS included. The last one is BOS, which has no input vector: the
+    """Number of tokens that the model can read, BOS included. The last one is BOS, which has no input vector: the
     prediction after it is the bias of the output layer."""
     output_size: int
-    """Number of tokens that the model predicts: 0 to `output_size` - 1."""
+    """Number of tokens that the model can predict: 0 to `output_size` - 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

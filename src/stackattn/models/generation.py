@@ -140,8 +140,8 @@ def _cut(probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Weights (B, V) and numbers (B,) in [0, 1) -> tokens (B,) with positive weights"""
     sums = weights.cumsum(-1)
-    # A float64 below 1 times the total is below the total, so some sum is greater. The first such sum belongs to a
-    # token with a positive weight.
+    # The product of the total and a float64 below 1 is below the total, so some sum is greater. The first such sum
+    # belongs to a token with a positive weight.
     return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True)[:, 0]
 
 

@@ -21,7 +21,7 @@ from .lstm_stacks import build_lstm_stack
 
 @dataclass(frozen=True, repr=False)
 class LSTMState(State):
-    """State of an LSTM language model between two calls of `extend`."""
+    """State of an LSTM language model between two calls to `extend`."""
 
     hidden: Tensor  # (B, hidden_size)
     cell: Tensor  # (B, hidden_size)
@@ -34,13 +34,16 @@ class LSTMState(State):
 class LSTMLM(nn.Module):
     """A language model on one-hot inputs: after each token, the logits of the next one. The first token is BOS.
 
+    Args:
+        config: sizes and options.
+
     Examples::
 
         model = LSTMLM(LSTMConfig(input_size=8, output_size=8, hidden_size=93, stack="superposition-10"))
         logits = model(tokens, lengths)                               # (B, T) and (B,) -> (B, T, 8)
     """
 
-    may_leave_parameters_unused = True  # the stack is not used if all sequences consist of BOS and one token
+    may_leave_parameters_unused = True  # the stack takes no action if no sequence is longer than BOS and one token
 
     def __init__(self, config: LSTMConfig):
         super().__init__()
@@ -125,7 +128,8 @@ class LSTMLM(nn.Module):
     def _unroll_in_one_call(self, tokens: Tensor) -> Tensor | None:
         """Compute the hidden states (B, T, hidden_size) with the kernel; None if it does not support the inputs.
 
-        Sequences of BOS and one token do not use the stack: its parameters must have no gradients, rather than zeros.
+        A batch of sequences of at most BOS and one token is not supported: the stack takes no action, so the parameters
+        of its maps must have no gradients, whereas the kernel would return zeros.
         """
         if self.stack is None or tokens.shape[1] < 3 or not is_plain(self.bias):
             return None

@@ -92,9 +92,9 @@ class LSTMStack(nn.Module, ABC):
 
 @dataclass(frozen=True, repr=False)
 class VectorStack(State):
-    """A superposition stack, stored as vectors, top first; if these are small, it is cheaper than attention weights."""
+    """A superposition stack, stored as vectors, top first: for small vectors, cheaper than attention weights."""
 
-    elements: Tensor  # (B, depth, m)
+    elements: Tensor  # (B, height, m)
     reading: Tensor  # (B, m)
 
 
@@ -117,9 +117,9 @@ class SuperpositionLSTMStack(LSTMStack):
     def step(self, hidden: Tensor, state: VectorStack, active: Tensor | None, maps: Maps) -> VectorStack:
         logits, value = self.choose(hidden, maps)
         push, noop, pop = logits.softmax(-1)[:, :, None, None].unbind(1)  # (B, 1, 1) each
-        padded = pad(state.elements, (0, 0, 0, 2))  # (B, depth + 2, m)
+        padded = pad(state.elements, (0, 0, 0, 2))  # (B, height + 2, m)
         same, below = padded[:, :-1], padded[:, 1:]
-        above = torch.cat([value[:, None], state.elements], dim=1)  # (B, depth + 1, m)
+        above = torch.cat([value[:, None], state.elements], dim=1)  # (B, height + 1, m)
         elements = push * above + noop * same + pop * below
         if active is not None:
             elements = elements.where(active[:, None, None], same)
@@ -134,7 +134,7 @@ class SuperpositionLSTMStack(LSTMStack):
 
 @dataclass(frozen=True, repr=False)
 class AutomatonStack(State):
-    """A nondeterministic stack: attention weights over all values pushed so far or, with a window, readings."""
+    """A nondeterministic stack, whose state gives weights over all values pushed so far or, with a window, readings."""
 
     stack: NondeterministicState | NondeterministicReadingState
     values: Tensor | None  # (B, 1 + steps so far, m), the bottom vector first; None with a window
@@ -142,7 +142,7 @@ class AutomatonStack(State):
 
 
 class NondeterministicLSTMStack(LSTMStack):
-    """The stack of a nondeterministic pushdown automaton; with `window`, elements older than that are not popped."""
+    """The stack of a nondeterministic pushdown automaton; elements older than `window` steps are not popped."""
 
     kind = NondeterministicStackAttention.kind
     has_uniform_init = True

@@ -21,7 +21,7 @@ from .configs import Seq2SeqConfig, TransformerLMConfig
 
 @dataclass(frozen=True, repr=False)
 class TransformerState(State):
-    """State of a transformer between two calls of `extend`."""
+    """State of a transformer between two calls to `extend`."""
 
     layers: tuple[LayerState, ...]
     positions: Tensor  # (B,): number of tokens that each sequence has read
@@ -121,6 +121,9 @@ class LayerSequence(nn.Module):
 class TransformerLM(nn.Module):
     """A language model: after each token, the logits of the next one.
 
+    Args:
+        config: sizes and options.
+
     Examples::
 
         model = TransformerLM(TransformerLMConfig(input_size=5, output_size=5, layers="2.nondeterministic-3-3-5.2"))
@@ -144,7 +147,8 @@ class TransformerLM(nn.Module):
                 Number of tokens of each sequence. Later tokens are padding: they are ignored, and their logits are
                 meaningless.
             starts: (B, T), bool, optional
-                Marks the first token of each document if rows contain several; each is read as if it were alone.
+                True at the first token of each document, if rows contain several; each document is read as if it were
+                alone.
 
         Returns:
             Logits (B, T, output_size).
@@ -167,8 +171,8 @@ class TransformerLM(nn.Module):
     ) -> tuple[Tensor, TransformerState]:
         """Read T more tokens: tokens (B, T) -> logits (B, T, output_size) and the new state.
 
-        `starts` (B, T) marks the first token of each new document, as in `forward`; the tokens before the first one
-        continue the document of the state.
+        `starts` (B, T) marks the first token of each new document, as in `forward`; tokens before the first new
+        document continue the document of the state.
         """
         if starts is not None:
             check_tokens("tokens", tokens, lengths, self.embedding.table.weight)
@@ -199,6 +203,9 @@ def _extend(
 
 class Seq2SeqTransformer(nn.Module):
     """A sequence-to-sequence model: the logits of the next target token, given the source and the target so far.
+
+    Args:
+        config: sizes and options.
 
     Examples::
 

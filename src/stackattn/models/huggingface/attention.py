@@ -18,7 +18,10 @@ from .cache import stack_cache_layer
 
 
 class NoWeights(nn.Module):
-    """Returns None, which Hugging Face records as a stack's weights, so that those of other layers stay in place."""
+    """Module that returns None.
+
+    Hugging Face records it as the weights of a stack, so that the weights of other layers keep their positions.
+    """
 
     def forward(self) -> None:
         return None
@@ -29,7 +32,8 @@ class CachedStackAttention(nn.Module):
 
     Args:
         stack: the stack attention layer.
-        layer_idx: index in the model's cache: that of the layer whose attention it replaces, or beyond all layers.
+        layer_idx: index in the model's cache: that of the layer whose attention the stack replaces or, for an inserted
+            stack, one beyond all layers.
         dropout: dropout rate of the output.
         config: configuration of the model; None: assume that the other layers return their weights.
     """
@@ -62,7 +66,7 @@ class CachedStackAttention(nn.Module):
             y = attend(x, None)
         else:
             y = without_padding_anywhere(attend, x, real)
-        # Only eager attention returns weights. Without those of the other layers, None would be at the wrong position.
+        # Only eager attention returns weights. If the other layers returned none, None would be at the wrong position.
         if self.config is None or self.config._attn_implementation == "eager":
             self.no_weights()
         return self.dropout(y), None
@@ -119,7 +123,7 @@ def place_stacks(
     dropout: float,
     make_norm: Callable[[], nn.Module],
 ) -> None:
-    """Give a model the stacks of its configuration.
+    """Replace attention and insert stacks as the configuration of a model specifies.
 
     Args:
         config: a configuration with `stack_layers` and `inserted_stacks`.
@@ -128,7 +132,7 @@ def place_stacks(
         attention: name of the layers' attribute for attention.
         d_model: size of inputs and outputs.
         dropout: dropout rate of the outputs of the stacks.
-        make_norm: makes the norm before an inserted stack.
+        make_norm: creates the norm before an inserted stack.
     """
     for i, inserted in build_inserted(config.inserted_stacks, len(layers), d_model, dropout, make_norm):
         layers[i] = layer_class(config, i, inserted)
@@ -181,7 +185,8 @@ def build_inserted(
 def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
     """Convert a mask in any format of `create_causal_mask` to (B, T): which of the last T steps are not padding.
 
-    The second result is `x`; if the mask is invalid and values are not read, it is nan instead.
+    The second result is `x`; if the mask is invalid and values are not read, it is nan instead. While a model is being
+    exported, the first result is None for 4-dimensional masks, which may contain only padding on the right.
     """
     B, T = x.shape[:2]
     if mask.dim() == 2:

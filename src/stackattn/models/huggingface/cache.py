@@ -10,6 +10,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Encod
 
 from ...nn import StackAttention, StackState
 
+_NO_KEYS = "past_key_values: expected a cache of this model, got one that holds the state of a stack in this layer"
+
 
 class StackCacheLayer(CacheLayerMixin):
     """Cache layer that holds the state of a stack instead of keys and values."""
@@ -26,6 +28,7 @@ class StackCacheLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def extend(self, stack: StackAttention, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """Take T more steps of a stack, and replace its state: x (B, T, d_model) -> the output (B, T, d_model)."""
         if self.state is None:
             self.state = stack.initial_state(x.shape[0])
         y, self.state = stack.extend(x, self.state, lengths)
@@ -56,14 +59,15 @@ class StackCacheLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
             raise NotImplementedError(
-                "a stack cannot remove tokens; use a generation method that does not crop the cache"
+                f"tokens_to_remove: expected 0, got {tokens_to_remove}: a stack cannot remove tokens; use a generation "
+                "method that does not crop the cache"
             )
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise TypeError("the cache of a stack layer holds no keys and values")
+        raise TypeError(_NO_KEYS)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise TypeError("the cache of a stack layer holds no keys and values")
+        raise TypeError(_NO_KEYS)
 
     def offload(self) -> None:
         """Do nothing: the state is small and stays on its device."""

@@ -55,9 +55,9 @@ Without the import, `AutoModelForCausalLM.from_pretrained("path of this folder",
 
 
 class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
-    """Mixin for the models."""
+    """Mixin of all models: initialises stacks, and saves what `trust_remote_code=True` and readers need."""
 
-    _is_stateful = True  # a stack cannot remove tokens, which assisted decoding needs
+    _is_stateful = True  # a stack cannot remove tokens, as assisted decoding requires
     auto_classes: ClassVar[dict[str, str]]
     """Names of the architecture's classes by Auto class; set by `register`."""
 
