@@ -43,6 +43,11 @@ def test_best_parse_is_the_most_probable_derivation(grammar):
             assert nested(parse.tree) in [tree for p, tree in found if p == best]
 
 
+def test_trees_are_labelled_correctly_if_the_first_rule_of_a_symbol_has_weight_0():
+    grammar = PCFG.from_text("S -> A B\nA -> 'a' [0]\nB -> 'b'\nA -> 'a' [1]")
+    assert grammar.best_parse("a b").tree.bracket() == "(S (A a) (B b))"
+
+
 @settings(max_examples=100, **RANDOM)
 @given(any_grammars())
 def test_best_parse_of_any_grammar_is_a_derivation(grammar):

@@ -250,6 +250,7 @@ class Viterbi:
         return steps
 
     def new_node(self, r: int, nodes: list[_Node]) -> _Node:
+        """Append a node for rule number `r`, with slots that are still to be filled, to `nodes`."""
         node = _Node(r, [_Node(-1, [])] * len(self.binary.rules[r].rhs))
         nodes.append(node)
         return node
@@ -291,7 +292,7 @@ def best_parse(grammar: PCFG, ids: np.ndarray) -> Parse | None:
         for m, x in enumerate(rule.rhs):
             todo.append((x, spans[m] if spans else None, node.slots, m))
 
-    names = list(dict.fromkeys([grammar.start, *(rule.lhs for rule in grammar.rules)]))
+    names = list(dict.fromkeys([grammar.start, *(rule.lhs for rule in grammar.rules if rule.weight)]))
     below: dict[int, tuple[Tree | str, ...]] = {}
     for node in reversed(nodes):  # children come after their parents
         rule = viterbi.binary.rules[node.rule]
