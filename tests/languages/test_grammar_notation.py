@@ -105,15 +105,21 @@ def test_errors_in_a_file_name_the_file(tmp_path):
         ([("S", ["a"], math.inf)], {"terminals": "a"}, GrammarError, "rule 0: .*: expected a finite number, got inf"),
         ([("S", ["a"], None)], {"terminals": "a"}, GrammarError, "rule 0: .*: expected a number, got None"),
         ([("S", "a", 1)], {"terminals": "a"}, TypeError, "rule 0: expected a symbol and a sequence"),
+        ([("S", 5, 1)], {"terminals": "a"}, TypeError, "rule 0: expected a symbol and a sequence"),
         ([("S", ["a"])], {"terminals": "a"}, TypeError, "rule 0: expected"),
         (
             [("S", ["a"], 1)],
             {"terminals": "aa"},
             ValueError,
-            "symbols: expected distinct symbols, got 'a' more than once",
+            "terminals: expected distinct symbols, got 'a' more than once",
         ),
-        ([("S", ["a"], 1)], {"terminals": ["a", "b c"]}, ValueError, "words without spaces, got 'b c'"),
-        ([("S", ["a"], 1)], {"terminals": "a", "start": "T"}, GrammarError, "start: 'T' has no rule"),
+        (
+            [("S", ["a"], 1)],
+            {"terminals": ["a", "b c"]},
+            ValueError,
+            "terminals: expected words without spaces, got 'b c'",
+        ),
+        ([("S", ["a"], 1)], {"terminals": "a", "start": "T"}, GrammarError, "start: expected a symbol that has a rule"),
     ],
 )
 def test_errors_in_python_rules(rules, options, error, message):
@@ -139,6 +145,8 @@ def test_strings_as_text_and_as_ids():
         grammar.log_prob([0, 2])
     with pytest.raises(TypeError, match="1-D array of ids"):
         grammar.log_prob([[0.5, 1.0]])
+    with pytest.raises(TypeError, match="strings: expected a string or a list of strings, got 3"):
+        grammar.log_prob(3)
     assert grammar.log_prob("ab") == grammar.log_prob([0, 1]) == grammar.log_prob(["ab"])[0]
     assert grammar.log_prob("ac") == -math.inf
     words = PCFG.from_text("S -> 'the' 'cat'")

@@ -128,7 +128,7 @@ def test_contents_of_files(tmp_path):
         ("d.txt", b"( )\n( x\n", r"d\.txt, line 2: expected the symbols .*, got 'x' as symbol 2"),
         ("d.txt", b"( )\n( ( ) )\n", r"d\.txt, line 2: expected length 2, as in the first string of the batch, got 4"),
         ("d.txt", b"( )\n( \xe9\n", r"d\.txt, line 2: not UTF-8: byte 0xe9 at column 3"),
-        ("d.json", b'{"format": 1}', r"d\.json: expected a file of format"),
+        ("d.json", b'{"format": 1}', r"d\.json: format: expected 'stackattn-strings-1', found 1"),
         ("d.json", b'{\n"format', r"d\.json, line 2: not JSON"),
     ],
 )

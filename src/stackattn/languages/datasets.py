@@ -61,6 +61,7 @@ class Dataset:
 
     @cached_property
     def num_valid_lengths(self) -> int:
+        """Number of lengths in the range `lengths` that have strings."""
         return len(self.language.valid_lengths(*self.lengths))
 
     def lower_bound(self, length_term: bool = True) -> float:
@@ -68,6 +69,9 @@ class Dataset:
 
         With the length term, used for validation sets, the true distribution includes the choice of the length. Without
         it, used for results by length, the length is given.
+
+        Raises:
+            ValueError: the data set is empty.
         """
         if not len(self):
             raise ValueError(
@@ -131,7 +135,8 @@ class Dataset:
         text_path, json_path = _paths(path)
         about = read_json_object(json_path)
         if about.get("format") != _FORMAT:
-            raise ValueError(f"{json_path}: expected a file of format {_FORMAT!r}")
+            found = f"found {about.get('format')!r}"
+            raise ValueError(f"{json_path}: format: expected {_FORMAT!r}, {found}; write the data set again")
         text = text_path.read_bytes()
         try:
             found = cls._from_parts(about, list(decode_lines(io.BytesIO(text), str(text_path))), text_path, json_path)
@@ -139,7 +144,9 @@ class Dataset:
             what = f"missing key {error}" if isinstance(error, KeyError) else f"invalid value: {error}"
             raise ValueError(f"{json_path}: {what}") from None
         if about.get("checksum") not in (None, hashlib.sha256(text).hexdigest()):
-            raise ValueError(f"{text_path}: its content does not match the checksum in {json_path.name}")
+            raise ValueError(
+                f"{text_path}: its content does not match the checksum in {json_path.name}; write the data set again"
+            )
         return found
 
     @classmethod
@@ -177,7 +184,18 @@ class Dataset:
 def sample_batches(
     language: Language, lengths: tuple[int, int], num_batches: int, batch_size: int, generator: np.random.Generator
 ) -> Dataset:
-    """Sample batches of strings of equal length; the lengths are uniform over the valid lengths of the range."""
+    """Sample batches of strings of equal length.
+
+    Args:
+        language: the language.
+        lengths: shortest and longest length; each batch draws its length uniformly from the valid ones in this range.
+        num_batches: number of batches.
+        batch_size: number of strings of each batch.
+        generator: source of randomness.
+
+    Raises:
+        ValueError: the language has no strings of these lengths, or a number is too small.
+    """
     num_batches, batch_size = check_integer(num_batches, "num_batches", 0), check_integer(batch_size, "batch_size", 1)
     valid = language._valid_range(lengths)
     return _sample(language, lengths, check_generator(generator).choice(valid, num_batches), batch_size, generator)
@@ -188,7 +206,8 @@ def sample_every_length(
 ) -> Dataset:
     """Sample one batch of `per_length` strings for each valid length of the range, in ascending order.
 
-    With `step`, one length out of every `step` is sampled: the first valid one of each `step` consecutive lengths.
+    With `step`, one length out of every `step` is sampled: the first valid one of each `step` consecutive lengths. The
+    other arguments and the errors are those of `sample_batches`.
     """
     valid = language._valid_range(lengths)
     _, first = np.unique((valid - lengths[0]) // check_integer(step, "step", 1), return_index=True)
@@ -204,7 +223,10 @@ def training_sets(
     validation_batches: int = 100,
     batch_size: int = 10,
 ) -> tuple[Dataset, Dataset]:
-    """Sample a training and a validation set with one generator; the default sizes are the paper's."""
+    """Sample a training and a validation set with one generator, whose seed is `seed`.
+
+    The other arguments are those of `sample_batches`; the defaults are the paper's.
+    """
     generator = np.random.default_rng(seed)
     sets = [
         sample_batches(language, lengths, num_batches, batch_size, generator)
@@ -218,7 +240,10 @@ def training_sets(
 def evaluation_set(
     language: Language, seed: int = 0, lengths: tuple[int, int] = (40, 100), per_length: int = 100, step: int = 1
 ) -> Dataset:
-    """Sample a test set with strings of every valid length; the defaults are the paper's. See `sample_every_length`."""
+    """Sample a test set with a generator whose seed is `seed`; the defaults are the paper's.
+
+    The other arguments are those of `sample_every_length`.
+    """
     found = sample_every_length(language, lengths, per_length, np.random.default_rng(seed), step)
     found.about.update(set="test", seed=seed)
     return found

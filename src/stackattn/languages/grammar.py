@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config import FieldError
 from ..lines import read_text
 from .closure import ClosedGrammar, close
 from .continuations import continuations
@@ -40,8 +41,12 @@ class PCFG(Language):
         unambiguous: declares that no string has two derivations, so that the entropy of strings is that of derivations.
         name: name of the grammar.
 
-    Empty and unary rules, cycles of them, left recursion, useless symbols and infinite derivations are allowed and do
-    not change any probability: `log_prob` sums over all derivations of a string.
+    Empty and unary rules, cycles of them, left recursion, useless symbols and infinite derivations are allowed and
+    handled exactly: `log_prob` sums over all derivations of a string.
+
+    Raises:
+        GrammarError: a weight or a symbol is invalid, or there are no rules; the message names the rule.
+        TypeError: a rule is not a triple, or its symbols are not text.
 
     Examples::
 
@@ -70,7 +75,8 @@ class PCFG(Language):
                 lhs, rhs, weight = rule
             except (TypeError, ValueError):
                 raise TypeError(f"{place}: expected (left-hand side, right-hand side, weight), got {rule!r}") from None
-            if not isinstance(lhs, str) or isinstance(rhs, str) or not all(isinstance(s, str) for s in rhs):
+            is_sequence = isinstance(rhs, Iterable) and not isinstance(rhs, str)
+            if not isinstance(lhs, str) or not is_sequence or not all(isinstance(s, str) for s in rhs):
                 raise TypeError(f"{place}: expected a symbol and a sequence of symbols, got {lhs!r} -> {rhs!r}")
             check_length(rhs, place, lhs)
             checked.append(Rule(lhs, tuple(rhs), check_weight(weight, place, lhs)))
@@ -94,6 +100,9 @@ class PCFG(Language):
 
         The ids of terminals are in order of first appearance unless `terminals` lists them. `source` is the name of the
         file, for error messages; the other arguments are those of the class.
+
+        Raises:
+            GrammarError: the text is not a valid grammar; the message names the line.
         """
         parsed = parse_grammar(text, source)
         if strict and not all(parsed.weighted):
@@ -122,7 +131,10 @@ class PCFG(Language):
         unambiguous: bool,
         name: str,
     ) -> None:
-        Language.__init__(self, terminals, name)
+        try:
+            Language.__init__(self, terminals, name)
+        except FieldError as error:
+            raise GrammarError(f"terminals: {error.message}") from None
         nonterminals = {rule.lhs for rule in rules}
         known = nonterminals | set(self.symbols)
         for rule, place in zip(rules, places, strict=True):
@@ -132,7 +144,7 @@ class PCFG(Language):
                 if symbol not in known:
                     raise GrammarError(f"{place}: {symbol!r} is not among the terminals and has no rule")
         if start not in nonterminals:
-            raise GrammarError(f"start: {start!r} has no rule")
+            raise GrammarError(f"start: expected a symbol that has a rule, got {start!r}")
         totals: dict[str, Fraction] = {}
         for rule, place in zip(rules, places, strict=True):
             totals[rule.lhs] = totals.get(rule.lhs, Fraction(0)) + rule.weight
@@ -186,7 +198,7 @@ class PCFG(Language):
         return out
 
     def length_log_prob(self, lengths: int | Sequence[int] | np.ndarray) -> Any:
-        """Return ln of the total probability of all strings of a length.
+        """Return ln of the total probability of all strings of a length; an array for several lengths.
 
         The probabilities of all lengths sum to 1 minus the probability of infinite derivations.
         """
@@ -303,7 +315,11 @@ class PCFG(Language):
         return Entropy(max(value, 0.0), float(uncertainty.std(ddof=1) / math.sqrt(n)), exact=False)
 
     def best_parse(self, string: String) -> "Parse | None":
-        """Return the most probable derivation tree of a string, or None if the string is not in the language."""
+        """Return the most probable derivation tree of a string, or None if the string is not in the language.
+
+        Raises:
+            ValueError: the string has more than 2,000 symbols.
+        """
         from .parse import best_parse
 
         return best_parse(self, self._as_string(string))

@@ -37,6 +37,10 @@ class Language(ABC):
     """A distribution over the strings of each length.
 
     Subclasses implement the six abstract methods; the other methods are derived from them.
+
+    Args:
+        symbols: the symbols in the order of their ids, which must be distinct and without spaces.
+        name: name of the language.
     """
 
     def __init__(self, symbols: Iterable[str], name: str = "") -> None:
@@ -46,10 +50,10 @@ class Language(ABC):
         self._ids = {symbol: v for v, symbol in enumerate(self.symbols)}
         if len(self._ids) < len(self.symbols):
             twice = next(s for i, s in enumerate(self.symbols) if s in self.symbols[:i])
-            raise ValueError(f"symbols: expected distinct symbols, got {twice!r} more than once")
+            raise FieldError("symbols", f"expected distinct symbols, got {twice!r} more than once")
         for symbol in self.symbols:
             if not isinstance(symbol, str) or not symbol or symbol != "".join(symbol.split()):
-                raise ValueError(f"symbols: expected words without spaces, got {symbol!r}")
+                raise FieldError("symbols", f"expected words without spaces, got {symbol!r}")
         self._single_characters = all(len(symbol) == 1 for symbol in self.symbols)
 
     @abstractmethod
@@ -118,7 +122,7 @@ class Language(ABC):
             (V+1,) for one prefix, (N, V+1) for a list of prefixes.
 
         Raises:
-            ValueError: a prefix has probability 0.
+            ValueError: a prefix has probability 0, or the language has no strings of these lengths.
         """
         batch, one = self._as_strings(prefixes)
         valid = self._valid_range(lengths)
@@ -199,6 +203,8 @@ class Language(ABC):
     def _as_strings(self, strings: String | Iterable[String]) -> tuple[list[np.ndarray], bool]:
         if isinstance(strings, str) or (isinstance(strings, np.ndarray) and strings.ndim == 1 and strings.dtype != "O"):
             return [self._as_string(strings)], True
+        if not isinstance(strings, Iterable):
+            raise TypeError(f"strings: expected a string or a list of strings, got {strings!r}")
         batch = list(strings)
         if batch and all(isinstance(v, int | np.integer) for v in batch):
             return [self._as_string(np.array(batch))], True
@@ -250,6 +256,7 @@ def describe_lengths(shortest: int, longest: int) -> str:
 
 
 def check_generator(generator: Any) -> np.random.Generator:
+    """Return a generator of random numbers; raise TypeError for anything else."""
     if not isinstance(generator, np.random.Generator):
         raise TypeError(
             f"generator: expected a numpy.random.Generator, such as default_rng(0), got {type(generator).__name__}"

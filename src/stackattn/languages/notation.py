@@ -33,6 +33,8 @@ class Rule(NamedTuple):
 
 
 class ParsedGrammar(NamedTuple):
+    """The rules of a grammar, with weights as written, and its symbols."""
+
     rules: list[Rule]
     places: list[str]  # source and line of each rule, for error messages
     start: str
@@ -56,7 +58,11 @@ _EMPTY_NAMES = {"ε", "epsilon", "eps", "EPSILON", "EPS", "λ"}
 
 
 def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
-    """Parse a grammar in text notation; `source` is the name of the file, for error messages."""
+    """Parse a grammar in text notation; `source` is the name of the file, for error messages.
+
+    Raises:
+        GrammarError: the text is not a valid grammar; the message names the line.
+    """
     rules: list[Rule] = []
     places: list[str] = []
     weighted: list[bool] = []
@@ -122,7 +128,9 @@ def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) 
                 if "'" in symbol and '"' in symbol:
                     raise GrammarError(f"terminal {symbol!r} has both kinds of quotes and cannot be written as text")
             elif not _NAME.fullmatch(symbol):
-                raise GrammarError(f"nonterminal {symbol!r} cannot be written as text (letters, digits and _/^<>-)")
+                raise GrammarError(
+                    f"nonterminal {symbol!r} cannot be written as text; use only letters, digits and _/^<>-"
+                )
         if not fits(weight):
             raise GrammarError(f"a weight of {lhs!r} has more than {MAX_DIGITS:,} digits and cannot be written as text")
         words = [(f'"{s}"' if "'" in s else f"'{s}'") if s in known else s for s in rhs]
