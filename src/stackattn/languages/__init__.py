@@ -17,7 +17,7 @@ Modules:
     companions    languages that are not context-free
     datasets      data sets of strings and their files
 
-All modules use NumPy. Random functions take an explicit `numpy.random.Generator`, logarithms are natural, and lengths
+Arrays are NumPy arrays. Random functions take an explicit `numpy.random.Generator`, logarithms are natural, and lengths
 do not include an end-of-string symbol.
 """
 

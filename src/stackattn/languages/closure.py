@@ -5,12 +5,13 @@ probability that A derives the empty string, and U(A, B) the probability that on
 symbol of the rule, if any, derives the empty string. Then
 
     e = least solution of e(A) = Σ p(A → X₁…X_k) e(X₁)…e(X_k)            (Newton's method from 0)
-    U* = I + U + U² + … = (I - U)⁻¹                                      (Gaussian elimination, one component at a time)
+    U* = I + U + U² + … = (I - U)⁻¹                                      (Gaussian elimination)
 
-and the non-empty strings of A are those of `U*` applied to A's terminal rules and to its binary rules without empty
-parts. No sum is truncated, so the probabilities are those of the original grammar, even if a string has infinitely
-many derivations. The arithmetic is decimal with 150 digits, because half of them are lost in a critical grammar (a
-double root in e).
+each for one strongly connected component of symbols at a time. A derives its non-empty strings by a chain of such steps
+to a symbol B, whose total weight is U*(A, B), followed by a terminal rule of B, or by a binary rule of B both parts of
+which derive non-empty strings. No sum is truncated, so the probabilities are those of the original grammar, even if a
+string has infinitely many derivations. The arithmetic is decimal with 150 digits, because half of them are lost in a
+critical grammar (a double root in e).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -39,7 +40,7 @@ from .decimals import (
 from .notation import GrammarError, Rule
 
 MAX_OPERATIONS = 10_000_000
-"""Maximum number of decimal multiplications for removing empty and unary rules; this many take about ten seconds."""
+"""Maximum number of decimal multiplications for removing empty and unary rules; this many take 10 to 30 seconds."""
 
 _CONVERGED = Decimal("1e-50")
 _ROUNDING = Decimal("1e-130")
@@ -68,9 +69,9 @@ class BinaryGrammar:
 
 @dataclass(frozen=True)
 class ClosedGrammar:
-    """Natural logarithms of the weights of a grammar whose rules are `A → v` and `A → left[p] right[p]`.
+    """A grammar whose rules are `A → v` and `A → left[p] right[p]`, with the natural logarithms of their weights.
 
-    `terminal[A, v]` and `pair[A, p]` sum over all chains of steps before A rewrites to non-empty parts;
+    `terminal[A, v]` and `pair[A, p]` sum over all chains of steps from A that end in v or in the non-empty parts of p;
     `terminal_cost`, `pair_cost` and `empty_cost` are the expected -ln p of the derivations that are summed.
     """
 
@@ -79,8 +80,8 @@ class ClosedGrammar:
     left: np.ndarray  # (P,)
     right: np.ndarray  # (P,)
     pair: np.ndarray  # (A, P)
-    terminal_cost: np.ndarray
-    pair_cost: np.ndarray
+    terminal_cost: np.ndarray  # (A, V)
+    pair_cost: np.ndarray  # (A, P)
     empty: float  # ln of the probability of the empty string
     empty_cost: float
 
@@ -113,8 +114,10 @@ def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Bin
         return len(part) - 1 if part[-1] in terminal_ids and part[0] not in terminal_ids else 1
 
     def part_id(part: tuple[str, ...]) -> int:
-        # A loop, not a recursion: a right-hand side may exceed Python's recursion limit.
-        split: list[tuple[int, int | None, str]] = []  # each part, its first symbol or None, its last symbol
+        # A loop, not a recursion, whose depth would be the length of the right-hand side.
+        split: list[
+            tuple[int, int | None, str]
+        ] = []  # part, the symbol split off its start or None, and that split off its end
         while len(part) > 1 and part not in ids:
             number = ids[part] = len(ids)
             if cut_of(part) == 1:

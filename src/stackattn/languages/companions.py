@@ -1,7 +1,7 @@
 """Languages that are not context-free, with closed-form probabilities: controls for experiments with stacks.
 
-A fixed pattern maps each word u over k letters to a different string. The length of the string determines |u|, so all
-strings of a length are equally likely: ln p(w | length) = -|u| ln k.
+A fixed pattern maps each word u over k letters to a different string w. The length of w determines |u|, and all words
+of a length are equally likely: ln p(w | length) = -|u| ln k.
 """
 
 import math
@@ -186,7 +186,7 @@ def unmarked_reverse_and_copy(k: int = 2) -> UniformLanguage:
 
 
 def count_and_copy(k: int = 2) -> UniformLanguage:
-    """w #ⁿ w, where n is the length of w, over k symbols."""
+    """w #ⁿ w, over k symbols, where n is the length of w."""
     return UniformLanguage(
         [*_alphabet(k), "#"],
         k,

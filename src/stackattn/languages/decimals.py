@@ -80,7 +80,7 @@ def solve(matrix: Matrix, right: Matrix, budget: Budget) -> Matrix:
 
     Args:
         matrix: a non-negative matrix whose powers have a finite sum. Elimination is then stable with pivots from the
-            diagonal in any order; the order keeps the rows short.
+            diagonal in any order; the order used here keeps the rows short.
         right: the right-hand side; its rows are those of `matrix`, or some of them.
         budget: counts the multiplications.
 
@@ -134,6 +134,7 @@ def solve(matrix: Matrix, right: Matrix, budget: Budget) -> Matrix:
 
 
 def add(matrix: Matrix, a: int, b: int, value: Decimal) -> None:
+    """Add a value to the entry (a, b) of a matrix, in place."""
     row = matrix.setdefault(a, {})
     row[b] = row.get(b, Decimal(0)) + value
 
@@ -141,10 +142,10 @@ def add(matrix: Matrix, a: int, b: int, value: Decimal) -> None:
 def chained(
     star: Matrix, between_cost: Matrix, last: Matrix, last_cost: Matrix, budget: Budget
 ) -> tuple[Matrix, Matrix]:
-    """Return the weights `star last`, of any number of steps followed by a last one, and their costs.
+    """Return the matrix product `star last`, the weights of chains of steps that end with a last step, and their costs.
 
-    The costs are star (between_cost star last + last_cost). All entries are positive, so these products lose no digits
-    in float64; decimals are only needed for numbers outside its range.
+    The costs are star (between_cost star last + last_cost). No entry is negative, so nothing cancels in these products,
+    and float64 is accurate enough; decimals are only needed for very small or very large entries.
     """
     values = [
         abs(x) for matrix in (star, between_cost, last, last_cost) for row in matrix.values() for x in row.values()
@@ -191,6 +192,7 @@ def _multiply(left: Matrix, right: Matrix, budget: Budget) -> Matrix:
 
 
 def product(values: Iterable[Decimal]) -> Decimal:
+    """Return the product of the values; 1 if there are none."""
     result = Decimal(1)
     for value in values:
         result *= value
@@ -198,6 +200,7 @@ def product(values: Iterable[Decimal]) -> Decimal:
 
 
 def log(value: Decimal) -> float:
+    """Return the natural logarithm of a value that is not negative; -inf for 0."""
     number = float(value)
     if number > 1e-300:
         return math.log(number)
@@ -209,5 +212,6 @@ def log(value: Decimal) -> float:
 
 
 def ratio(cost: Decimal, weight: Decimal) -> float:
+    """Return cost / weight; infinity if it exceeds `INFINITE`."""
     quotient = cost / weight
     return math.inf if quotient > INFINITE else float(quotient)

@@ -8,8 +8,8 @@ All strings of a batch and all spans of one width are computed together. A pair 
 symbol needs no sum over m. The other pairs store their sides in two arrays, indexed by the start and by the end of a
 span, so that the sum over m is a dot product of two contiguous rows.
 
-The plain algorithm multiplies probabilities, scaled by a constant at each position. This is exact as long as all
-numbers are well inside the range of float64, which is checked; otherwise the computation is repeated with logarithms.
+The plain algorithm multiplies probabilities, scaled by a constant at each position. This is accurate as long as all
+numbers are well inside the range of float64; strings for which they are not are computed again with logarithms.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,9 @@ _BATCH_BYTES = 2**24
 def inside(grammar: ClosedGrammar, strings: Sequence[np.ndarray], totals: int | None = None) -> np.ndarray:
     """Return ln of the probability of each string (N,) or, with `totals`, of its continuations (N, totals+1).
 
-    Strings are arrays of terminal ids; -1 stands for an unknown symbol. With `totals`, entry n is the probability that
-    the start symbol derives any string of length n that starts with the given one.
+    Strings are arrays of terminal ids; -1 stands for an unknown symbol. With `totals`, entry n is ln of the probability
+    that the start symbol derives a string of length n that starts with the given one. The closed grammar does not
+    derive the empty string, whose entries are -inf; the caller replaces them.
     """
     num_terminals = grammar.terminal.shape[1]
     anything, nothing = num_terminals, num_terminals + 1

@@ -56,9 +56,10 @@ def length_tables(grammar: ClosedGrammar, longest: int, known: LengthTables | No
 def expected_cost(
     grammar: ClosedGrammar, tables: LengthTables, terminal_cost: np.ndarray, pair_cost: np.ndarray
 ) -> np.ndarray:
-    """(A, L+1): the expected total cost of a derivation from each symbol, by length, given the costs of its steps.
+    """(A, L+1): the expected total cost of a derivation from each symbol, by length.
 
-    If the cost of a step is its -ln p, the entropy of the derivations is this plus the symbol's entry in `tables`.
+    The costs of the steps are `terminal_cost` (A, V) and `pair_cost` (A, P). If they are the -ln p of the steps, the
+    entropy of the derivations is their expected total cost plus the symbol's entry in `tables`.
     """
     cost = np.zeros_like(tables.symbol)
     for length in range(1, tables.longest + 1):

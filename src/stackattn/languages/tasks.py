@@ -2,8 +2,8 @@
 
 Each context-free language is a grammar built from its parameters. A process that continues μ times on average continues
 with probability μ / (μ + 1). `variant="published"` gives the distribution of the published experiments, in which the
-root of a derivation is never expanded by an empty or unary rule: Dyck strings have at least two bracket groups, and
-padded reversals at least one nested pair. A separate start symbol implements this.
+root of a derivation is never expanded by an empty rule or by a unary rule with a nonterminal: Dyck strings have at
+least two outermost pairs, and in unmarked and padded reversals w is not empty. A separate start symbol implements this.
 """
 
 import difflib
@@ -48,7 +48,14 @@ def unmarked_reversal(k: int = 2, mean_length: float = 60, variant: str = "plain
 def padded_reversal(
     k: int = 2, mean_content_length: float = 60, mean_padding_length: float = 30, variant: str = "plain"
 ) -> PCFG:
-    """w, any number of copies of one symbol, and reversed w, where w is a string over k symbols."""
+    """w, any number of copies of one symbol, and reversed w, where w is a string over k symbols.
+
+    Args:
+        k: number of symbols.
+        mean_content_length: mean length of w.
+        mean_padding_length: mean number of copies.
+        variant: `plain` or `published`.
+    """
     symbols = _alphabet(k)
     go, pad = (
         _continue(mean_content_length, "mean_content_length"),
@@ -63,7 +70,15 @@ def padded_reversal(
 
 
 def dyck(k: int = 2, mean_splits: float = 1, mean_depth: float = 40, variant: str = "plain") -> PCFG:
-    """Balanced brackets of k types, at least one pair."""
+    """Balanced brackets of k types, at least one pair.
+
+    Args:
+        k: number of bracket types.
+        mean_splits: mean number of pairs that follow the first one at the same level.
+        mean_depth: a pair contains others with probability 1 - 1 / mean_depth, so if each level had only one pair, this
+            would be the mean depth.
+        variant: `plain` or `published`.
+    """
     brackets = _brackets(k)
     split, deepen = (
         _continue(mean_splits, "mean_splits"),
@@ -85,7 +100,21 @@ def hardest_cfl(
     mean_depth: float = 3,
     variant: str = "plain",
 ) -> PCFG:
-    """Greibach's hardest context-free language: a Dyck string hidden among decoys, over k bracket types."""
+    """Greibach's hardest context-free language: a Dyck string hidden among decoys, over k bracket types.
+
+    A decoy is any sequence of brackets and `$`. On each side of a part of the Dyck string, a list of decoys, separated
+    by commas, consists of one short decoy, which may be empty, and any number of long ones, which are not empty.
+
+    Args:
+        k: number of bracket types.
+        mean_commas: mean number of long decoys in such a list.
+        mean_short_filler: mean length of a short decoy.
+        mean_long_filler: mean length of a long decoy, at least 1.
+        semicolon_probability: probability that the Dyck string is interrupted by `;` and decoys at each possible place.
+        mean_splits: mean number of pairs that follow the first one at the same level.
+        mean_depth: if each level had only one pair, mean number of pairs nested in the outermost one.
+        variant: `plain` or `published`.
+    """
     brackets = _brackets(k)
     symbols = [b for pair in brackets for b in pair]
     comma, short = _continue(mean_commas, "mean_commas"), _continue(mean_short_filler, "mean_short_filler")
