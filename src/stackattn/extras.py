@@ -16,7 +16,7 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
     Args:
         module: name of the module.
         extra: the extra of stackattn that installs it.
-        purpose: what needs it, as the subject of the error message.
+        purpose: what needs the module, as the subject of the error message.
 
     Raises:
         ModuleNotFoundError: the module is not installed; the message says how to install it.

@@ -291,6 +291,7 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
+        """Whether `acquire` has opened the lock file, which it also does on file systems without locks."""
         return self._handle is not None
 
     @property
@@ -302,6 +303,7 @@ class FolderLock:
             return False
 
     def release(self) -> None:
+        """Release the lock; do nothing if it is not held."""
         if self.temporary and self.valid:
             self.path.unlink(missing_ok=True)
         self._close()

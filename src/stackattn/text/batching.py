@@ -25,6 +25,9 @@ def token_batches(
     Returns:
         The indices of the examples of each batch.
 
+    Raises:
+        ValueError: `budget` is less than 1.
+
     Example::
 
         >>> token_batches([3, 1, 2, 9], [3, 1, 2, 9], budget=6)

@@ -63,7 +63,7 @@ class BitextOptions:
     max_characters: int = 150
     """Maximum length of a sentence, in characters."""
     max_ratio: float = 4.0
-    """Maximum ratio of the lengths of the two sides of a training pair."""
+    """Maximum ratio of the lengths of the two sides of a training pair, in characters."""
     sample: int | None = 100_000
     """Number of training pairs to draw at random; None: keep all, in order."""
     seed: int = 123
@@ -71,7 +71,7 @@ class BitextOptions:
     pieces: int = 32_000
     """Maximum number of pieces to learn; a small text yields fewer."""
     threshold: int = 50
-    """Minimum number of occurrences of a piece in a language that uses it."""
+    """A language uses a piece only if it occurs at least this often in the training sentences."""
 
 
 def prepare_bitext(

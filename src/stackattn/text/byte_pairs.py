@@ -34,7 +34,7 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
     sentences = list(sentences)
     longest = max((len(sentence.encode()) for sentence in sentences), default=0)
     # SentencePiece skips sentences above its limit. The limit is stored in the model, so it is raised only if
-    # necessary: models of ordinary text stay identical byte for byte.
+    # necessary; otherwise the bytes of every model would depend on the longest sentence.
     limit = {"max_sentence_length": longest} if longest > DEFAULT_LIMIT else {}
     try:
         trainer.train(
@@ -61,7 +61,11 @@ def train_model(sentences: Iterable[str], size: int) -> bytes:
 
 
 def load_model(model: bytes, name: str = "") -> Any:
-    """Return the SentencePiece processor of a model; `name` is the name of its file, for error messages."""
+    """Return the SentencePiece processor of a model; `name` is the name of its file, for error messages.
+
+    Raises:
+        ValueError: this is not a SentencePiece model.
+    """
     processor = sentencepiece().SentencePieceProcessor()
     try:
         processor.load_from_serialized_proto(model)
@@ -76,11 +80,17 @@ def model_checksum(model: bytes) -> str:
 
 
 def read_model(path: Path, expected: object) -> bytes:
-    """Return the serialised model in a file, which must match a checksum unless it is None; errors name the file."""
+    """Return the serialised model in a file; errors name the file.
+
+    Raises:
+        ValueError: this is not a SentencePiece model, or its checksum is not `expected` (None: not checked).
+    """
     model = path.read_bytes()
     load_model(model, str(path))
     if expected not in (None, model_checksum(model)):
-        raise ValueError(f"{path}: damaged: the content does not match the checksum that was stored with it")
+        raise ValueError(
+            f"{path}: damaged: the content does not match the checksum that was stored with it; restore the file"
+        )
     return model
 
 

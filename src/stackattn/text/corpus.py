@@ -43,9 +43,9 @@ def no_progress(items: Iterable[Any], description: str) -> Iterable[Any]:
 
 
 class Tokenizer(ABC):
-    """The token ids and sizes that models need: a model predicts the tokens up to EOS; BOS and PAD are the last ones.
+    """The token ids and sizes that models need: a model predicts the ids from 0 to EOS; BOS and PAD are the last ids.
 
-    A subclass defines `eos` and `bos`.
+    A subclass defines the ids `eos` and `bos`.
     """
 
     eos: int
@@ -53,16 +53,17 @@ class Tokenizer(ABC):
 
     @property
     def pad(self) -> int:
+        """The id of PAD."""
         return self.bos + 1
 
     @property
     def input_size(self) -> int:
-        """Number of tokens that a model reads."""
+        """Number of different tokens that a model can read."""
         return self.pad + 1
 
     @property
     def output_size(self) -> int:
-        """Number of tokens that a model predicts."""
+        """Number of different tokens that a model can predict."""
         return self.eos + 1
 
     @abstractmethod
@@ -73,7 +74,7 @@ class Tokenizer(ABC):
 class Corpus(ABC):
     """A prepared corpus, opened from its folder.
 
-    Opening reads only report.json; a split is compared with its checksum when it is read.
+    The constructor reads only report.json; every other file is compared with its checksum when it is read.
 
     Args:
         folder: a folder made by `stackattn lm prepare`, `stackattn lm prepare-ptb` or `stackattn mt prepare`.

@@ -17,13 +17,14 @@ class Pieces:
 
     inputs: Tensor  # (R, N)
     targets: Tensor  # (R, N)
-    starts: Tensor  # (R, N), bool: the first token of each document
+    starts: Tensor  # (R, N), bool: whether a document begins at a token, which is BOS
     lengths: Tensor  # (R,): N, except for the last row
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def select(self, rows: Sequence[int]) -> Pieces:
+        """Return the rows with these indices."""
         index = torch.as_tensor(rows)
         return Pieces(self.inputs[index], self.targets[index], self.starts[index], self.lengths[index])
 
@@ -37,7 +38,7 @@ def cut_into_pieces(documents: Sequence[Sequence[int]], size: int, vocabulary: V
     """Write documents one after another into rows of `size` tokens.
 
     Each document is read from BOS and predicted up to EOS. A document that does not fit into its row continues in the
-    next one, without its beginning as context. Targets beyond the last document are `ignored`.
+    next one, without its beginning as context. Targets after the last document have the value `ignored`.
     """
     inputs = [token for document in documents for token in (vocabulary.bos, *document)]
     targets = [token for document in documents for token in (*document, vocabulary.eos)]

@@ -49,6 +49,7 @@ def prepare_treebank(
 
     Raises:
         FileExistsError: the folder exists.
+        FileNotFoundError: `path` does not exist or contains no `.mrg` files.
         ValueError: sections are missing, or a tree is invalid; for a tree, the message names the file and the line.
     """
     check_new(folder)
@@ -89,7 +90,10 @@ def by_section(files: Iterable[Path]) -> dict[int, list[Path]]:
 def read_sections(
     path: Path, track: Track = no_progress, left_out: int = LEFT_OUT
 ) -> tuple[dict[str, Sentences], dict[str, Any]]:
-    """Return the training, validation and test sentences of a whole treebank, and counts for the report."""
+    """Return the training, validation and test sentences of a whole treebank, and counts for the report.
+
+    The training sentence with the number `left_out` is dropped if it starts with `#`.
+    """
     sections = by_section(find_files(path))
     needed = sorted(number for numbers in SECTIONS.values() for number in numbers)
     if missing := [f"{number:02d}" for number in needed if number not in sections]:

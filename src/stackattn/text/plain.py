@@ -31,7 +31,7 @@ class PlainTextOptions:
     split_sentences: bool = False
     """Split each line, a paragraph, into sentences."""
     join_articles: bool = False
-    """Join the lines of an article, from a line such as `= Title =` to the next, into one document."""
+    """Join the lines of an article, from a title such as `= Title =` to the next title, into one document."""
     max_length: int | None = None
     """Drop sentences with more than this number of tokens; None: keep all."""
     min_count: int | None = None

@@ -49,8 +49,8 @@ def find_related(tree: Tree) -> list[Related]:
     """Return the related words of a sentence, sorted by the later word.
 
     The subject is the head noun or pronoun of an `NP-SBJ`, and the verb is the finite verb of the `VP` after it, at any
-    distance; the relation `BETWEEN` pairs each other noun or pronoun between them with the verb. Brackets and quotation
-    marks are paired from the inside; unpaired ones are ignored.
+    distance; the relation `BETWEEN` pairs every noun or pronoun between the two with the verb. Brackets and quotation
+    marks are paired from the inside out; unpaired ones are ignored.
 
     Example:
         >>> from stackattn.text.trees import parse_trees
@@ -72,12 +72,12 @@ def find_related(tree: Tree) -> list[Related]:
 
 
 def _paired(tags: Sequence[str], relation: str, opening: str, closing: str) -> Iterator[Related]:
-    is_open: list[int] = []
+    unpaired: list[int] = []
     for at, tag in enumerate(tags):
         if tag == opening:
-            is_open.append(at)
-        elif tag == closing and is_open:
-            yield Related(relation, is_open.pop(), at)
+            unpaired.append(at)
+        elif tag == closing and unpaired:
+            yield Related(relation, unpaired.pop(), at)
 
 
 def _subjects(tree: Tree) -> Iterator[Related]:

@@ -1,6 +1,6 @@
 """Reading treebank files: `( (S (NP (DT The) (NN end)) ...) )`, one tree after another.
 
-Errors name the line of a missing bracket; empty elements have no words.
+Errors name the line. Empty elements, which have the tag `-NONE-`, are read, but do not count as words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tree:
     word: str | None = None
 
     def leaves(self) -> list[Tree]:
-        """The words of the tree in order."""
+        """Return the leaves that are words, in order."""
         todo: list[Tree] = [self]
         found: list[Tree] = []
         while todo:  # not recursive: the depth of a file's trees is not limited
@@ -48,7 +48,7 @@ def parse_sentences(lines: Iterable[str], source: str) -> Iterator[list[str]]:
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
-    """Yield the trees of a file; the outermost bracket, which usually has no label, is a tree of its own."""
+    """Yield the trees of a file; the root of each is its outermost bracket, which usually has no label."""
     return parse_trees(read_lines(path), str(path))
 
 

@@ -54,10 +54,12 @@ class Vocabulary(Tokenizer):
 
     @property
     def eos(self) -> int:
+        """The id of EOS."""
         return len(self.types)
 
     @property
     def bos(self) -> int:
+        """The id of BOS."""
         return self.eos + 1
 
     @property
@@ -83,7 +85,11 @@ class Vocabulary(Tokenizer):
         return " ".join(words) if self.pieces_model is None else self._processor.decode(words)
 
     def type_of(self, token: str) -> str:
-        """Return the token itself if it is a type, otherwise the type that replaces it."""
+        """Return the token itself if it is a type, otherwise the type that replaces it.
+
+        Raises:
+            ValueError: no type replaces the token.
+        """
         if token in self:
             return token
         if self.unknown == CLASSES:
