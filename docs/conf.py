@@ -1,7 +1,7 @@
 """Sphinx configuration of the documentation site; `make docs` builds it.
 
-The source folder is the repository, so that links from the pages in `docs` to the changelog, the notation or results
-lead to pages of the site, just as they do in the repository.
+The source folder is the repository, so that links from the pages in `docs` to the changelog, the notation or the
+results work on the site as they do in the repository.
 """
 
 import re
@@ -33,7 +33,7 @@ include_patterns = [
 ]
 suppress_warnings = [
     "toc.not_included",  # pages that are not in the table of contents are found through links and the search
-    "myst.domains",  # sphinx-argparse does not implement references of any type
+    "myst.domains",  # the domain of sphinx-argparse cannot resolve references of unspecified type
 ]
 
 html_theme = "furo"
@@ -46,7 +46,7 @@ html_copy_source = False
 myst_enable_extensions = ["html_image"]  # copies the images of <img> to the site
 myst_heading_anchors = 4  # anchors of headings in the form that GitHub uses
 nb_execution_mode = "cache"
-nb_execution_timeout = 600  # it takes seconds on an idle machine
+nb_execution_timeout = 600  # seconds; the tutorial takes less than a minute on an idle machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
@@ -61,7 +61,7 @@ copybutton_prompt_is_regexp = True
 
 
 def prepare_docstring(app, what, name, obj, options, lines):
-    """Convert Markdown's `code` to reStructuredText. Lists of modules are left out: they are in CONTRIBUTING.md."""
+    """Convert Markdown's `code` to reStructuredText; drop docstrings of modules, which CONTRIBUTING.md summarises."""
     text = "" if what == "module" else "\n".join(lines)
     lines[:] = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", text).splitlines()
 
@@ -72,7 +72,7 @@ def check_files(app, exception):
         return
     missing = set()
     pages = Path(app.outdir).rglob("*.html")
-    for page in (page for page in pages if "_static" not in page.parts):  # _static has parts of pages
+    for page in (page for page in pages if "_static" not in page.parts):  # _static contains fragments of pages
         for target in re.findall(r'<(?:img|a|script|link)\b[^>]*?\s(?:src|href)="([^"#?:]+)["#?]', page.read_text()):
             if not (page.parent / target).exists():
                 missing.add(f"{page.relative_to(app.outdir)}: {target}")

@@ -20,7 +20,8 @@ function superpositionLevels(actions) {
   });
 }
 
-// A semiring says how the weights of runs are added and multiplied: their sum, the best run, or a random run.
+// A semiring defines how the weights of runs are added and multiplied. The result is the sum of the weights (SUM), the
+// best run (BEST) or a random run (sampler).
 const SUM = {
   zero: 0,
   one: 1,
