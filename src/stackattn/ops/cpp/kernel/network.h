@@ -42,7 +42,7 @@ struct CrossEntropyShape {
 };
 
 // cross_entropy.cpp. Contiguous: logits (rows, classes), losses (rows,), kept (rows, 2): the largest logit and the sum
-// of e^(x - largest). Both functions return the first row whose target is not a class, or -1.
+// of e^(x - largest). Both functions return the first row whose target is neither a class nor `ignored`, or -1.
 struct CrossEntropy {
   int64_t (*forward)(const CrossEntropyShape&, const void* logits, void* losses, void* kept);
   int64_t (*backward)(const CrossEntropyShape&, const void* logits, const void* kept, const void* grad_losses,
