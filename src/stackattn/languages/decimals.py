@@ -62,6 +62,7 @@ class Budget:
         self.limit = self.left = operations
 
     def spend(self, operations: int) -> None:
+        """Count operations; raise TooManyOperationsError if they exceed the rest of the budget."""
         self.left -= operations
         if self.left < 0:
             raise TooManyOperationsError(f"more than {self.limit:,} operations")

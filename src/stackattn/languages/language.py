@@ -18,7 +18,7 @@ from .lengths import log_sum_exp
 String: TypeAlias = str | np.ndarray | Sequence[int]
 
 MAX_LENGTH = 10_000
-"""Maximum length of a string: the tables grow with its square."""
+"""Maximum length of a string: the chart of a string grows with the square of its length."""
 
 
 @dataclass(frozen=True)

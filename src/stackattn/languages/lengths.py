@@ -20,6 +20,7 @@ class LengthTables:
 
     @property
     def longest(self) -> int:
+        """The maximum length L."""
         return self.symbol.shape[1] - 1
 
 

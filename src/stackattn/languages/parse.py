@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .grammar import PCFG
 
 MAX_PARSED = 2_000
-"""Maximum length of a string to parse: the chart grows with its square."""
+"""Maximum length of a string to parse: its chart grows with the square of the length."""
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-"}
 
 
