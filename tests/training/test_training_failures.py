@@ -48,7 +48,7 @@ def test_nan_loss(call, seconds, message, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", seconds)
     with pytest.raises(RunError, match=f"expected a finite loss, got nan at {message}") as error:
         run_experiment(tiny(), tmp_path / "run")
-    assert "try a lower learning rate" in str(error.value)
+    assert "a lower training.learning_rate" in str(error.value)
     monkeypatch.undo()
     run_experiment(tiny(), tmp_path / "run", resume=True)
     run_experiment(tiny(), tmp_path / "whole")
@@ -94,7 +94,7 @@ def test_damaged_checkpoints(which, keep, tmp_path):
     path = unfinished(tmp_path)[which]
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    with pytest.raises(RunError, match=rf"{path}.*; the checkpoint cannot be read: remove {tmp_path} to start again"):
+    with pytest.raises(RunError, match=rf"{path}.*; the run cannot be resumed: restore the file from a copy"):
         run_experiment(tiny(), tmp_path, resume=True)
     assert lines(tmp_path) == 2
 
@@ -124,7 +124,7 @@ def test_inconsistent_checkpoints(tmp_path):
     _, state = unfinished(tmp_path)
     whole = state.read_text()
     state.write_text("{}")
-    with pytest.raises(RunError, match=r"state\.json: missing key 'plateau'; the checkpoint cannot be read"):
+    with pytest.raises(RunError, match=r"state\.json: missing key 'plateau'; the run cannot be resumed"):
         run_experiment(tiny(), tmp_path, resume=True)
     state.write_text(whole)
     (tmp_path / "metrics.jsonl").write_text("")

@@ -37,7 +37,7 @@ def folder(stopped, tmp_path):
 
 
 def change(path, key, value):
-    """Set a dotted key of a JSON file, or delete it (`...`); the file has no CRC afterwards."""
+    """Set a dotted key of a JSON file, or delete it if `value` is `...`; the file has no CRC afterwards."""
     values = read_json_object(path)
     *parents, last = key.split(".")
     inner = values
@@ -76,10 +76,11 @@ STATES = [
 def test_invalid_state(key, value, message, folder):
     path = folder / "last/state.json"
     change(path, key, value)
-    advice = f"{path}: {message}"
-    with pytest.raises(RunError, match=re.escape(advice)) as error:
+    with pytest.raises(RunError, match=re.escape(f"{path}: {message}")) as error:
         run_experiment(tiny(), folder, resume=True)
-    assert str(error.value).endswith(f"; the checkpoint cannot be read: remove {folder} to start again")
+    assert str(error.value).endswith(
+        f"; the run cannot be resumed: restore the file from a copy, or remove {folder} to start again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_an_incomplete_last_line_is_ignored_and_removed_on_resume(end, folder, c
     assert outcome(folder) == outcome(complete)
 
 
-def test_a_truncated_line_of_the_checkpoint_is_refused(folder):
+def test_a_truncated_line_that_the_checkpoint_counts_is_refused(folder):
     path = folder / "metrics.jsonl"
     cut = path.read_text()[:-10]
     path.write_text(cut)
@@ -198,7 +199,9 @@ def test_a_changed_tensor_file_is_refused(folder):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RunError, match=r"its content does not match the checksum in state\.json; the checkpoint"):
+    with pytest.raises(
+        RunError, match=r"its content does not match the checksum in state\.json; the run cannot be resumed"
+    ):
         run_experiment(tiny(), folder, resume=True)
 
 
@@ -221,7 +224,10 @@ def test_a_folder_in_place_of_a_file(name, folder):
 def test_a_missing_tensor_file(folder):
     (path,) = (folder / "last").glob("*.safetensors")
     path.unlink()
-    with pytest.raises(RunError, match=f"{path}: .*; the checkpoint cannot be read: remove {folder} to start again"):
+    with pytest.raises(
+        RunError,
+        match=f"{path}: .*; the run cannot be resumed: restore the file from a copy, or remove {folder} to start again",
+    ):
         run_experiment(tiny(), folder, resume=True)
 
 
@@ -234,7 +240,7 @@ def test_a_folder_deleted_during_training_is_not_created_again(replaced, tmp_pat
         if replaced:
             folder.mkdir()
 
-    with pytest.raises(RunError, match="run: the folder was deleted or replaced during training; training has stopped"):
+    with pytest.raises(RunError, match="run: the folder was deleted or replaced during training; restore it"):
         run_experiment(tiny(), folder, callback=Stopper(1, delete))
     assert folder.exists() == replaced
     assert not replaced or list(folder.iterdir()) == []

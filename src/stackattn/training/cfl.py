@@ -1,4 +1,4 @@
-"""Context-free languages as a training task: batches of strings of equal length, scored against the lower bound."""
+"""Context-free languages as a training task: batches of strings of equal length."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ class LanguageOptions:
                 raise FieldError("name", f"{expected}, got {self.name[:80]!r}: {error.strerror}") from None
 
     def make(self) -> Language:
+        """Return the language."""
         if self.grammar is None:
             return get_language(self.name, **self.parameters)
         if self.parameters:
@@ -81,6 +82,7 @@ class CFLConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def make(self) -> tuple[CFLTask, TransformerLM | LSTMLM]:
+        """Return the task and an untrained model."""
         task = in_section("language", CFLTask, self)
         return task, in_section("model", self.build_model, len(task.language.symbols))
 
@@ -93,6 +95,7 @@ class CFLConfig:
         return build_model(self.model.for_vocabulary(alphabet_size + 1, alphabet_size + 1))
 
     def redraw(self, seed: int) -> CFLConfig:
+        """Return the configuration with data sets that are sampled with another seed."""
         return replace(self, language=replace(self.language, seed=seed))
 
 
@@ -184,7 +187,7 @@ def evaluate_by_length(
     seed: int = 0,
     step: int = 1,
 ) -> dict[str, Any]:
-    """Return the cross-entropy difference and the validity of a model on test strings of each length.
+    """Measure the cross-entropy and the validity of a model on test strings of each length.
 
     Args:
         model: a model of the language.
@@ -195,14 +198,18 @@ def evaluate_by_length(
         seed: seed for sampling the strings.
         step: test one length out of every `step`.
 
+    Returns:
+        `seed`, `per_length` and `lengths`: for each length, a dictionary of the metrics below, with `cross_entropy` and
+        `lower_bound` in nats per symbol.
+
     `difference` follows the published convention: the lower bound of each length assumes that the length is known, but
     the model has to predict it, so a perfect model of the training distribution does not reach 0.
     `difference_from_floor`, for the lengths of the training set, subtracts the cost of predicting the length:
     ln(number of lengths) / (length + 1).
 
-    `validity` is the total probability of the symbols that can continue the prefix to a string of the language, of any
-    length, averaged over the positions. `flawless` is the share of strings in which the most likely next symbol is
-    possible at every position.
+    `validity` is the total probability of the symbols, EOS included, that can follow the prefix in a string of the
+    language of any length, averaged over the positions. `flawless` is the share of strings in which the most likely
+    next symbol is possible at every position.
     """
     model.eval()
     lengths = lengths or (training_lengths[0], training_lengths[1] * 5 // 4)
@@ -252,7 +259,7 @@ def evaluate_run(
     device: str = "cpu",
     step: int = 1,
 ) -> dict[str, Any]:
-    """Apply `evaluate_by_length` to the best model of a run; the result also contains the checksum of the model."""
+    """Apply `evaluate_by_length` to the best model of a run; `model` in the result is the checksum of the model."""
     options = config_of(CFLConfig, folder).language
     model = load(model_folder(folder)).to(find_device(device))
     found = evaluate_by_length(model, options.make(), options.lengths, lengths, per_length, seed, step)

@@ -1,6 +1,6 @@
 """Checkpoints: the model, the optimiser, the random states and the counters of a run, stored in its folder `last`.
 
-`state.json` contains the name and the checksum of its tensor file, so replacing state.json atomically switches from one
+`state.json` contains the name and the checksum of its tensor file, so replacing state.json switches atomically from one
 checkpoint to the next.
 """
 
@@ -31,6 +31,8 @@ def save_checkpoint(
 
     Args:
         folder: the folder of the run.
+        model: the model.
+        optimizer: its optimiser.
         state: the counters; see `run_files.STATE_KEYS`.
         random_states: states of the random generators, one for each process that trains the model.
     """
@@ -52,6 +54,13 @@ def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], rank: int = 0
 ) -> None:
     """Restore the model, the optimiser and the random generator from the checkpoint that `state` belongs to.
+
+    Args:
+        folder: the folder of the run.
+        model: receives the saved weights.
+        optimizer: receives the saved moments and options.
+        state: the content of state.json.
+        rank: rank of this process, which selects its random state.
 
     Raises:
         RunError: the tensor file is missing or damaged, or does not belong to the model.

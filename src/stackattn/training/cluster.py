@@ -27,12 +27,12 @@ from .run import RunError, TrainingRun
 from .sweep import Job, Report, Reporting, run_one, unfinished
 
 MEMORY = 2.0  # GB that Ray reserves for a run: the paper's models need 0.4 to 1.9
-LOST_WORKERS = 20  # restarts of a run after the loss of its worker or node
+MAX_RESTARTS = 20  # restarts of a run after the loss of its worker or node
 BUSY_SECONDS = 300  # how long to retry a locked run: a lost worker or a file server may hold its lock for a while
 SEEN_SECONDS = 120  # how soon after its first evaluation a run must be visible here; file servers may be slow
 GRACE_SECONDS = 60  # how long runs may take to stop after the time limit
-CONNECT_SECONDS = 10
-POLL_SECONDS = 1.0  # also the time between calls of on_batch
+CONNECT_SECONDS = 10  # how long to wait for an answer at the address of the cluster
+POLL_SECONDS = 1.0  # also the time between calls to on_batch
 
 WRONG_TOKEN = (
     "the cluster requires a token: copy ~/.ray/auth_token from its head node to this machine and set "
@@ -77,7 +77,7 @@ def run_all_on_cluster(
         capacity, callbacks = _Capacity(ray, address, memory, gpus), _Callbacks(ray, callback_for)
         # max_calls=1: a new process for each run, so that the peak memory is that of one run
         needs = {"num_cpus": 1, "num_gpus": gpus, "memory": int(memory * 1e9)}
-        task = ray.remote(**needs, max_retries=LOST_WORKERS, max_calls=1)(_task)
+        task = ray.remote(**needs, max_retries=MAX_RESTARTS, max_calls=1)(_task)
         running = {}
         for folder, config in waiting:
             sender = _QueueSender(callbacks.queue, folder)
@@ -154,7 +154,7 @@ class _Callbacks:
         self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self.callback_for = callback_for
         self.started: dict[Path, TrainingCallback | None] = {}
-        self.hidden: dict[Path, float] = {}  # time at which a run was first found not to be visible here
+        self.hidden: dict[Path, float] = {}  # time at which an evaluated run was first not visible here
 
     def dispatch(self) -> None:
         for folder, (kind, values) in self.queue.get_nowait_batch(self.queue.size()):
@@ -188,6 +188,7 @@ class _QueueSender:
 
 
 def versions() -> dict[str, str]:
+    """Return the versions that must be the same on all nodes."""
     import torch
 
     from .. import __version__

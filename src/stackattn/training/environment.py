@@ -45,10 +45,10 @@ def peak_memory() -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Keep memory that the process frees, instead of returning it to the system. Return whether this succeeded.
+    """Make the process keep freed memory instead of returning it to the system; return whether this succeeded.
 
     Every training step allocates the same large tensors. The GNU C library returns their memory to the system,
-    which has to clear and map the pages again at the next step. Other C libraries are left as they are.
+    which has to clear and map the pages again at the next step. With other C libraries, nothing is changed.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -65,7 +65,7 @@ def _processor() -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """The lines of a system file; empty if it does not exist."""
+    """The lines of a system file; empty if it cannot be read."""
     try:
         return Path(path).read_text().splitlines()
     except OSError:

@@ -34,7 +34,7 @@ class Experiment(Protocol):
         ...
 
     def redraw(self, seed: int) -> Experiment:
-        """Return the experiment of a random restart, whose data or batch size is drawn with this seed."""
+        """Return the experiment of a random restart; the seed determines its data or batch size, if they vary."""
         ...
 
 
@@ -98,6 +98,9 @@ def config_class(command: str) -> type[Any]:
 
     Args:
         command: `cfl`, `lm` or `mt`.
+
+    Raises:
+        ValueError: `command` is not one of these.
     """
     if command not in CONFIG_CLASSES:
         raise ValueError(f"command: expected one of {', '.join(CONFIG_CLASSES)}, got {command!r}")

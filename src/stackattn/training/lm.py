@@ -1,4 +1,4 @@
-"""Language modelling of sentences as a training task: independent sentences from BOS to EOS, in padded batches."""
+"""Language modelling as a training task: sentences in padded batches, or documents that share rows of equal length."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class LMTask(SentenceTask):
         return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
-        """Return the negative log-likelihood in nats, summed over each sentence or row and averaged over these."""
+        """Return the negative log-likelihood in nats, summed over each sentence or row and averaged over the batch."""
         if self._pieces is not None:
             return piece_log_likelihood(model, self._pieces.select(batch)).neg() / len(batch)
         nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.tokenizer)
@@ -166,7 +166,7 @@ def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
 
 
 def evaluate_pieces(model: nn.Module, pieces: Pieces) -> dict[str, Any]:
-    """Evaluate like `evaluate_sentences`, but on documents that are cut into pieces."""
+    """Return what `evaluate_sentences` returns, for documents that share rows; `sentences` counts the documents."""
     model.eval()
     rows = torch.arange(len(pieces)).split(max(1, EVALUATION_TOKENS // pieces.inputs.shape[1]))
     with torch.no_grad():
@@ -191,7 +191,7 @@ def score_sentences(
 def subject_verb_agreement(
     model: nn.Module, vocabulary: Vocabulary, number: int = 200, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Return how often the verb that agrees with the subject is more probable, for each condition of the test.
+    """Measure how often the verb that agrees with the subject is more probable, for each condition of the test.
 
     Args:
         model: a language model.
@@ -233,7 +233,10 @@ def evaluate_sentences(
     sentences: Sequence[Sequence[int]],
     vocabulary: Vocabulary,
 ) -> dict[str, Any]:
-    """Return the cross-entropy in nats per token and the perplexity; EOS counts as a token."""
+    """Return the numbers of `sentences` and `tokens`, the `cross_entropy` in nats per token and the `perplexity`.
+
+    EOS counts as a token.
+    """
     total = math.fsum(x for _, row in score_sentences(model, sentences, vocabulary) for x in row)
     return _summary(len(sentences), sum(map(len, sentences)) + len(sentences), total)
 
@@ -244,7 +247,17 @@ def _summary(sentences: int, tokens: int, log_likelihood: float) -> dict[str, An
 
 
 def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[TransformerLM, Vocabulary]:
-    """Load a model and its vocabulary; `folder` is that of a model, or of a run, whose best model is loaded."""
+    """Load a model and its vocabulary.
+
+    Args:
+        folder: folder of a saved model, or of a run, whose best model is loaded.
+        device: a PyTorch device.
+
+    Raises:
+        FileNotFoundError: there is no model, or it has no vocabulary.
+        RunError: the run has no best model.
+        ValueError: the model is not a language model with this vocabulary, or the device is not available.
+    """
     folder = model_folder(folder)
     model = load(folder)
     if not (folder / FILE).exists():
@@ -260,7 +273,12 @@ def load_language_model(folder: str | Path, device: str = "cpu") -> tuple[Transf
 def evaluate_run(
     folder: str | Path, split: str = "test", data: str | Path | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Return the perplexity of the best model of a run on a split of its corpus, or of the corpus in `data`."""
+    """Evaluate the best model of a run on a split of its corpus, or of the corpus in the folder `data`.
+
+    Returns:
+        The values of `evaluate_sentences`, `split`, the fingerprint of the `corpus`, the checksum of the `model` and
+        its number of `parameters`.
+    """
     options = config_of(LMConfig, folder).data
     corpus = MonolingualCorpus(data or options.folder)
     if data is None:

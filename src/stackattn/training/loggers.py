@@ -39,7 +39,9 @@ class Logger(Protocol):
         """Record an evaluation: its line in metrics.jsonl."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish writing."""
+        ...
 
 
 class CSVLogger:
@@ -94,7 +96,7 @@ class TensorBoardLogger:
 class WandbLogger:
     """Sends the evaluations to Weights & Biases, to the project `stackattn` unless WANDB_PROJECT names another.
 
-    With WANDB_MODE=offline they are written to the folder `wandb`, for `wandb sync`.
+    With WANDB_MODE=offline, they are written to the folder `wandb`, for `wandb sync`.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any]):

@@ -45,7 +45,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return metrics on the validation set. The schedule and early stopping use `score`; lower is better."""
+        """Return metrics on the validation set. `score` determines schedule and early stopping; lower is better."""
         ...
 
     def save(self, model: nn.Module, folder: Path) -> None:
@@ -54,11 +54,22 @@ class Task(Protocol):
 
 
 class TrainingCallback(Protocol):
-    """Called during training, for example to display progress."""
+    """An object whose methods are called during training, for example to display progress."""
 
-    def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None: ...
+    def on_batch(self, epoch: int, done: int, total: int, loss: float) -> None:
+        """Called after each batch.
 
-    def on_evaluation(self, values: dict[str, Any], best: bool) -> None: ...
+        Args:
+            epoch: number of the epoch, counted from 0.
+            done: completed batches of the epoch.
+            total: all batches of the epoch.
+            loss: loss of the batch.
+        """
+        ...
+
+    def on_evaluation(self, values: dict[str, Any], best: bool) -> None:
+        """Called after each evaluation with its line in metrics.jsonl; `best` is whether it is the best so far."""
+        ...
 
 
 def train(
@@ -74,6 +85,10 @@ def train(
     """Train a model until its validation score stops improving or the last epoch ends.
 
     Args:
+        model: the model, which is changed in place.
+        task: batches, loss and evaluation.
+        config: options of the training loop.
+        run: the run, after `TrainingRun.start`; receives the evaluations, checkpoints and best model.
         state: counters of the checkpoint to resume from (see `TrainingRun.start`); None: start at the beginning.
         callback: called after each batch and evaluation.
         deadline: stop at this value of `time.monotonic()`, after at least one batch; the run can be resumed. If the
@@ -81,7 +96,10 @@ def train(
         processes: the processes that train the model; default: those of the environment, on the CPU.
 
     Returns:
-        `stopped` (the reason), `best` (an evaluation), `evaluations` and, if training has ended, `seconds`.
+        `stopped` (the reason), `best` (an evaluation, or None), `evaluations` and, if training has ended, `seconds`.
+
+    Raises:
+        RunError: the loss is not finite, a file cannot be written, or the checkpoint cannot be read.
     """
     training = _Training(model, task, config, run, callback, processes or Processes())
     training.begin(state)
@@ -193,7 +211,7 @@ class _Training:
             self.callback.on_batch(old.epoch, old.batch + 1, batches, value)
 
     def _gradients(self, batch: Any, size: int) -> float:
-        """Compute the gradients of a batch and return its loss. Reading the loss waits for a GPU, so it comes last."""
+        """Compute the gradients of a batch and return its loss, which is read last because reading waits for a GPU."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(batch, size)
         loss.backward()
@@ -217,19 +235,19 @@ class _Training:
 
     def _measure(self) -> dict[str, Any]:
         """Evaluate the model; return the line for metrics.jsonl."""
-        figures = None
+        metrics = None
         if self.processes.first:
             self.model.eval()
             with torch.no_grad(), autocast(self.processes.device, self.config.precision):
-                figures = self.task.evaluate(self.model)
-        figures = self.processes.from_first(figures)
+                metrics = self.task.evaluate(self.model)
+        metrics = self.processes.from_first(metrics)
         old = self.progress
         return {
             "evaluation": old.evaluations + 1,
             "epoch": old.epoch + 1,
             "examples": old.examples,
             "train_loss": old.loss_sum / old.losses,
-            **figures,
+            **metrics,
             "learning_rate": self.rate,
             "seconds": round(time.monotonic() - self.began, 2),
             "train_seconds": round(old.train_seconds, 2),
@@ -293,7 +311,8 @@ class _Training:
         state = self.run.folder / STATE
         kept = f"{state.parent} contains the last checkpoint" if state.exists() else "there is no checkpoint yet"
         where = f"epoch {at.epoch + 1}, batch {at.batch + 1}"
-        return f"{self.run.folder}: expected a finite loss, got {value} at {where}; try a lower learning rate ({kept})"
+        advice = f"train in another folder with a lower training.learning_rate ({kept})"
+        return f"{self.run.folder}: expected a finite loss, got {value} at {where}; {advice}"
 
 
 def _seed(seed: int, epoch: int) -> int:

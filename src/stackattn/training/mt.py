@@ -58,13 +58,13 @@ class Pairs:
         self.source, self.target = tokenizer.encode_source(source), tokenizer.encode_target(target)
 
     def batches(self, budget: int, generator: torch.Generator | None = None) -> list[list[int]]:
-        """Return batches of pair indices; the pairs of a batch have similar lengths."""
+        """Return the indices of pairs in batches of at most `budget` tokens on either side; see `token_batches`."""
         sizes = [(len(a), len(b)) for a, b in zip(self.source, self.target, strict=True)]
         lengths, costs = [a + b for a, b in sizes], [max(a, b) + 1 for a, b in sizes]
         return token_batches(lengths, costs, budget, generator)
 
     def loss(self, model: nn.Module, batch: Sequence[int], label_smoothing: float = 0.0) -> Tensor:
-        """Return the summed negative log-likelihood of the targets in nats, including EOS."""
+        """Return the negative log-likelihood of the targets in nats, including EOS, summed over the batch."""
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         targets = [self.target[i].tolist() for i in batch]
         source, source_lengths = pad([[*self.source[i].tolist(), eos] for i in batch], self.tokenizer.pad)
@@ -72,11 +72,14 @@ class Pairs:
         predicted, _ = pad([[*target, eos] for target in targets], IGNORED)
         device = next(model.parameters(), source).device
         inputs = (x.to(device, non_blocking=True) for x in (source, read, source_lengths, read_lengths))
-        logits, predicted = model(*inputs), predicted.to(device, non_blocking=True)  # (B, U, outputs), (B, U)
+        logits, predicted = (
+            model(*inputs),
+            predicted.to(device, non_blocking=True),
+        )  # (B, U, outputs) and (B, U), U target steps
         return cross_entropy(logits, predicted, ignore_index=IGNORED, label_smoothing=label_smoothing).sum()
 
     def cross_entropy(self, model: nn.Module, budget: int) -> float:
-        """Return the cross-entropy in nats per target token, including EOS."""
+        """Return the cross-entropy in nats per target token, including EOS; `budget` is that of `batches`."""
         total = sum(self.loss(model, batch).item() for batch in self.batches(budget))
         return total / int(np.sum([len(target) + 1 for target in self.target]))
 

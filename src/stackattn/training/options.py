@@ -14,7 +14,11 @@ PRECISIONS = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Options of the training loop. The defaults are the paper's values for context-free languages."""
+    """Options of the training loop.
+
+    The defaults are the paper's values for context-free languages, except `learning_rate`, which the paper draws from
+    `learning_rates`.
+    """
 
     learning_rate: float = 0.001
     """Initial learning rate of Adam."""

@@ -1,4 +1,4 @@
-"""Starting a run from the weights of another one, for example to fine-tune a model on other data."""
+"""Starting a run from the weights of a saved model, for example to fine-tune it on other data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_ARCHITECTURE = (
     "init_range",
     "xavier_layer",
     "stack_init",
-)  # options that do not change how the weights are used
+)  # options that affect only training or initialisation
 
 
 def find_origin(run: TrainingRun, folder: Path | None) -> dict[str, str] | None:
@@ -32,7 +32,7 @@ def find_origin(run: TrainingRun, folder: Path | None) -> dict[str, str] | None:
 
     Raises:
         FileNotFoundError: `folder` is not the folder of a saved model.
-        RunError: the run was started from another model.
+        RunError: the run was started from another model or from random weights.
     """
     stored = run.origin()
     if folder is None:
@@ -50,6 +50,11 @@ def find_origin(run: TrainingRun, folder: Path | None) -> dict[str, str] | None:
 
 def load_origin(model: nn.Module, task: Task, origin: dict[str, str]) -> None:
     """Copy the weights of the origin of a run to its model.
+
+    Args:
+        model: the model of the run.
+        task: its task, whose vocabulary is compared with that of the origin.
+        origin: the content of origin.json.
 
     Raises:
         RunError: the saved model has changed, or has another architecture or vocabulary.

@@ -1,8 +1,8 @@
 """The processes that train one model: one by default, several under `torchrun`.
 
-Each process computes its share of every batch, and DistributedDataParallel averages the gradients, so the results
-equal those of a single process except for the order of floating-point additions. Only the first process evaluates and
-writes.
+Each process computes its share of every batch, and DistributedDataParallel averages the gradients. Without dropout, the
+results therefore equal those of a single process up to rounding; with dropout, each process draws its own masks. Only
+the first process evaluates and writes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ def find_device(name: str) -> torch.device:
 
 
 class Processes:
-    """The rank of this process, the number of processes and the device, from the environment set by `torchrun`."""
+    """The rank and the device of this process, and the number of processes, from the environment set by `torchrun`.
+
+    Args:
+        device: a PyTorch device; `cuda` without a number is the GPU with the local rank of the process.
+
+    Raises:
+        ValueError: the device is not available, or it is a GPU with a number and this machine has several processes.
+    """
 
     def __init__(self, device: str = "cpu"):
         self.rank, self.count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -62,6 +69,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
+        """Whether this process has rank 0."""
         return self.rank == 0
 
     @contextmanager
@@ -143,13 +151,13 @@ class Processes:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Return the state of the CPU's random generator, followed by that of a CUDA device, which draws dropout masks."""
+    """Return the state of the CPU's random generator and, for CUDA, that of the GPU, which draws the dropout masks."""
     own = torch.get_rng_state()
     return torch.cat([own, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else own
 
 
 def restore_random_state(state: Tensor, device: torch.device) -> None:
-    """Restore a state from `random_state`; one saved on another kind of device restores only the CPU's generator."""
+    """Restore a state from `random_state`: only that of the CPU if it was saved on another kind of device."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size])
     if device.type == "cuda" and len(state) > size:

@@ -65,9 +65,10 @@ class TrainingRun:
 
     Args:
         folder: the folder; it does not have to exist.
-        log: names of loggers that receive the evaluations when the run is trained; see `LOGGERS`.
+        log: names of loggers that receive the evaluations when the run is trained; see `loggers.LOGGERS`.
 
-    All methods raise `RunError` if a file of the run is invalid.
+    All methods raise `RunError` if a file of the run is invalid. The constructor raises ValueError if a logger is
+    unknown, and ModuleNotFoundError if it needs a package that is not installed.
 
     Example:
         >>> TrainingRun("runs/dyck").metrics()[-1]["score"]  # doctest: +SKIP
@@ -91,7 +92,7 @@ class TrainingRun:
         return (self.folder / CONFIG).exists()
 
     def check(self, config: Any, resume: bool) -> None:
-        """Raise RunError unless a run with this configuration can be started or resumed in this folder.
+        """Raise RunError unless a run with this configuration can be started (or, with `resume`, resumed) here.
 
         When a run is resumed, the configuration may differ from that of the run in the keys `CHANGEABLE`.
         """
@@ -120,7 +121,8 @@ class TrainingRun:
     def start(self, config: Any, resume: bool, origin: dict[str, str] | None = None) -> dict[str, Any] | None:
         """Create the folder if necessary, and lock it; return the state of the last checkpoint or, for a new run, None.
 
-        `origin` is the saved model from which a new run starts; see `training.origin`.
+        `origin` is the saved model from which a new run starts; see `training.origin`. The other arguments and the
+        errors are those of `check`; `RunBusy` is raised if another process is training the run.
         """
         self.check(config, resume)  # before anything is written
         with self.writing():
@@ -154,15 +156,19 @@ class TrainingRun:
         """Convert an OSError, for example from a full disk, to a RunError; raise RunError if the folder was deleted."""
         present = self._lock.valid if self._lock.held else self.begun
         if self._started and not present:
-            raise RunError(f"{self.folder}: the folder was deleted or replaced during training; training has stopped")
+            raise RunError(
+                f"{self.folder}: the folder was deleted or replaced during training; restore it and pass --resume, or "
+                "start a new run"
+            )
         try:
             yield
         except OSError as error:
             path, reason = error.filename or self.folder, error.strerror or error
-            kept = (
-                "; free disk space or make the folder writable, then pass --resume to continue from the last checkpoint"
-            )
-            raise RunError(f"{path}: cannot write: {reason}{kept if (self.folder / STATE).exists() else ''}") from error
+            advice = "free disk space, make the folder writable or choose another one"
+            if (self.folder / STATE).exists():
+                to_continue = "pass --resume to continue from the last checkpoint"
+                advice = f"free disk space or make the folder writable, then {to_continue}"
+            raise RunError(f"{path}: cannot write: {reason}; {advice}") from error
 
     def differs(self, config: Any) -> str | None:
         """Return the first key, with both values, in which a configuration differs from that of the run, or None."""
@@ -198,7 +204,7 @@ class TrainingRun:
         return read_object(self.folder / ENVIRONMENT)
 
     def model_checksum(self) -> str | None:
-        """Return the checksum of the best model, None if there is none; test.json stores that of the tested model."""
+        """Return the checksum of the best model, or None if there is none; test.json has that of the tested model."""
         path = self.best_model / TENSORS
         return checksum(path) if path.exists() else None
 
@@ -272,8 +278,8 @@ class TrainingRun:
 
     def _open_loggers(self, config: dict[str, Any]) -> None:
         metrics = self.metrics()
-        for make in self._logger_classes:
-            self._loggers.append(make(self.folder, config))
+        for logger_class in self._logger_classes:
+            self._loggers.append(logger_class(self.folder, config))
             for values in metrics:
                 self._loggers[-1].log(values)
 
@@ -308,7 +314,11 @@ def config_of(cls: type[T], folder: str | Path, overrides: Sequence[str] = ()) -
 
 
 def model_folder(folder: str | Path) -> Path:
-    """Return the folder of the best model of a run; any other folder is returned unchanged."""
+    """Return the folder of the best model of a run; any other folder is returned unchanged.
+
+    Raises:
+        RunError: the run has no best model.
+    """
     run = TrainingRun(folder)
     if run.best_model.is_dir():
         return run.best_model

@@ -1,4 +1,4 @@
-"""Reading and validating the files of a run. Errors name the file, the line and the key."""
+"""Reading and validating the files of a run. Invalid files raise `RunError`, which names the file, line and key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATE = f"{LAST}/state.json"
 
 
 class RunError(RuntimeError):
-    """A run that cannot be started, resumed or read. The message names the folder or file and says what to do."""
+    """A run that cannot be started, resumed or read. The message names the folder or file."""
 
 
 class RunBusy(RunError):
@@ -34,24 +34,27 @@ class Progress:
     epoch: int = 0
     """Completed epochs."""
     batch: int = 0
-    """Completed batches of this epoch."""
+    """Completed batches of the current epoch."""
     examples: int = 0
     """Examples in all completed batches."""
     since_evaluation: int = 0
     """Examples since the last evaluation."""
     loss_sum: float = 0.0
+    """Sum of the losses of the batches since the last evaluation."""
     losses: int = 0
-    """Number of batches in `loss_sum`: those since the last evaluation."""
+    """Number of batches in `loss_sum`."""
     evaluations: int = 0
+    """Number of evaluations."""
     best: dict[str, Any] | None = None
     """The evaluation with the best score."""
     seconds: float = 0.0
+    """Wall-clock time of training, in all sessions."""
     train_seconds: float = 0.0
-    """Time without evaluations and checkpoints."""
+    """The part of `seconds` that was spent on training steps, without evaluations and checkpoints."""
     cpu_seconds: float = 0.0
-    """CPU time of the process: unlike `seconds`, it does not depend on other work on the machine."""
+    """CPU time of training, in all sessions: unlike `seconds`, it does not depend on other work on the machine."""
     stopped: str | None = None
-    """Why training has ended; None if it has not."""
+    """Why training ended before `max_epochs`; None if it did not."""
 
 
 Check = tuple[str, Callable[[Any], bool]]
@@ -133,7 +136,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise RunError(str(error)) from None
         if rows[-1]["evaluation"] != number:
-            raise RunError(f"{where}: expected evaluation {number}, got {rows[-1]['evaluation']}; a line is missing")
+            raise RunError(
+                f"{where}: expected evaluation {number}, got {rows[-1]['evaluation']}; a line is missing or repeated"
+            )
     return rows
 
 
@@ -188,7 +193,7 @@ def read_origin(path: Path) -> dict[str, str] | None:
 
 
 def read_test(path: Path, language: bool) -> dict[str, Any]:
-    """Return the content of test.json: results by length for a language, a perplexity for a corpus."""
+    """Return the content of test.json: results by length if `language` is true, otherwise a perplexity."""
     test = read_object(path)
     if not language:
         return _check(test, {"perplexity": NUMBER}, str(path))
@@ -199,8 +204,8 @@ def read_test(path: Path, language: bool) -> dict[str, Any]:
 
 
 def damaged(folder: Path, reason: object) -> str:
-    """Return the error message for a checkpoint that cannot be read."""
-    return f"{reason}; the checkpoint cannot be read: remove {folder} to start again"
+    """Return the error message for a run that cannot be resumed because a file is damaged or missing."""
+    return f"{reason}; the run cannot be resumed: restore the file from a copy, or remove {folder} to start again"
 
 
 def _check_evaluation(values: dict[str, Any], where: str, prefix: str = "") -> dict[str, Any]:

@@ -16,6 +16,8 @@ def plateau_scheduler(
     """Return the scheduler that multiplies the learning rate by `factor` when the score stops improving.
 
     Args:
+        optimizer: the optimiser whose learning rate is lowered.
+        factor: factor between 0 and 1.
         patience: number of evaluations without improvement.
         counting: "paper": lower the rate after `patience` evaluations that are not better than the best one.
             "pytorch": lower it one evaluation later; only a relative gain of more than 1e-4 counts as an improvement.
@@ -32,7 +34,7 @@ def plateau_scheduler(
 
 @dataclass
 class EarlyStopping:
-    """Ends training after `patience` evaluations in a row that are not strictly better than the best one.
+    """Counts evaluations; `done` after `patience` evaluations in a row that are not strictly better than the best one.
 
     Example:
         >>> stopping = EarlyStopping(patience=1)
@@ -42,6 +44,7 @@ class EarlyStopping:
 
     patience: int
     best: float = math.inf
+    """The best score."""
     bad: int = 0
     """Evaluations since the best one."""
 
@@ -55,4 +58,5 @@ class EarlyStopping:
 
     @property
     def done(self) -> bool:
+        """Whether training should stop."""
         return self.bad >= self.patience

@@ -30,7 +30,7 @@ from .run import RunBusy, RunError, TrainingRun
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experiment)
-SHOWN_EVERY = 0.2  # seconds between calls of on_batch
+SHOWN_EVERY = 0.2  # seconds between calls to on_batch
 
 
 def restart(config: E, number: int, seed: int = 0, cell: str = "") -> E:
@@ -39,7 +39,7 @@ def restart(config: E, number: int, seed: int = 0, cell: str = "") -> E:
     Args:
         config: the configuration to restart.
         number: number of the restart, counted from 0.
-        seed: restarts with another seed are drawn independently.
+        seed: seed of the sweep; with another seed, all restarts are drawn independently.
         cell: name of the experiment among several, such as `dyck/tf-nd`; each name has its own draws.
     """
     generator = np.random.default_rng([seed, number, *cell.encode()])
@@ -56,6 +56,7 @@ def cores() -> int:
 
 
 Job = tuple[Path, Experiment]
+"""The folder of a run and its configuration."""
 
 
 class Report(Protocol):
@@ -65,13 +66,14 @@ class Report(Protocol):
 
 
 def unfinished(jobs: Sequence[Job], report: Report) -> tuple[list[Job], list[Path]]:
-    """Return the unfinished jobs; also report and return the folders with an invalid run or another configuration."""
+    """Return the unfinished jobs; also report and return the folders that contain an invalid or a different run."""
     waiting, failed = [], []
     for folder, config in jobs:
         run = TrainingRun(folder)
         try:
             difference = run.differs(config) if run.begun or run.finished else None
-            reason = f"the folder contains a run with another configuration ({difference})" if difference else None
+            another = f"the folder contains a run with another configuration ({difference}); choose another folder"
+            reason = another if difference else None
         except (RunError, ValueError, OSError) as error:
             reason = str(error)
         if reason is not None:
@@ -153,6 +155,8 @@ def run_all(
 
 
 class Sender(Protocol):
+    """Sends objects to the process that calls the callbacks."""
+
     def send(self, obj: Any) -> None: ...
 
 
@@ -198,7 +202,20 @@ def run_one(
     callback: TrainingCallback | None = None,
     device: str = "cpu",
 ) -> tuple[str, Any]:
-    """Start or resume a run with one thread; return ("finished", result), ("failed", reason) or ("busy", reason)."""
+    """Start or resume a run with one thread.
+
+    Args:
+        config: the experiment.
+        folder: the run folder.
+        deadline: stop at this value of `time.time()`; None: no limit.
+        minutes_each: maximum training time of the run, including earlier calls; None: no limit.
+        callback: called after each batch and evaluation.
+        device: a PyTorch device.
+
+    Returns:
+        ("finished", result), ("failed", reason) or ("busy", reason). If no time is left, the result is
+        `{"stopped": "budget"}`. "busy" means that another process is training the run.
+    """
     torch.set_num_threads(1)
     run = TrainingRun(folder)
     try:
@@ -215,7 +232,7 @@ def run_one(
     except RunBusy as error:
         return "busy", str(error)
     except (RunError, ValueError, OSError) as error:
-        if run.finished:  # by a process that was considered lost
+        if run.finished:  # another process, which was considered lost, has finished it
             return "finished", run.result()
         return "failed", str(error)
 
@@ -228,7 +245,7 @@ def _end_with_parent() -> None:
 
 
 def best_of(folders: Sequence[Path]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the run with the lowest headline metric (see `headline`) and its best evaluation; None if there is none.
+    """Return the folder of the run with the lowest headline metric and its best evaluation; None if there is none.
 
     A run that cannot be read is logged and skipped.
     """

@@ -43,7 +43,18 @@ class Translator:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", **options: int) -> Translator:
-        """Load a model; `folder` is that of a model, or of a run, whose best model is loaded."""
+        """Load a model and its tokenizer.
+
+        Args:
+            folder: folder of a saved model, or of a run, whose best model is loaded.
+            device: a PyTorch device.
+            options: `beam_size`, `max_tokens` and `batch_tokens`.
+
+        Raises:
+            FileNotFoundError: there is no model, or it has no tokenizer.
+            RunError: the run has no best model.
+            ValueError: it is not a translation model with this tokenizer, or the device is not available.
+        """
         folder = model_folder(folder)
         model = load(folder)
         if not isinstance(model, Seq2SeqTransformer):
@@ -69,7 +80,7 @@ class Translator:
         done(len(sentences) - len(full))
         sources = self.tokenizer.encode_source([normalise(sentences[i]) for i in full])
         costs = [len(source) + 1 for source in sources]
-        # longest first: the estimate of the remaining time is cautious, and a lack of memory is noticed early
+        # longest first: the estimate of the remaining time is conservative, and a lack of memory is noticed early
         for batch in reversed(token_batches(costs, costs, self.batch_tokens)):
             for i, text in zip(batch, self._translate([sources[i].tolist() for i in batch]), strict=True):
                 results[full[i]] = text
@@ -103,9 +114,16 @@ class Translator:
     def evaluate(
         self, source: Sequence[str], reference: Sequence[str], done: Callable[[int], None] = lambda count: None
     ) -> tuple[dict[str, Any], list[str]]:
-        """Return the metrics (BLEU, chrF and the perplexity of the references) and the translations."""
+        """Return the metrics (BLEU, chrF and the perplexity of the references) and the translations.
+
+        `done` is that of `translate`.
+
+        Raises:
+            ModuleNotFoundError: sacreBLEU is not installed.
+            ValueError: there are no sentences.
+        """
         if not source:
-            raise ValueError("expected at least one sentence to translate, got none")
+            raise ValueError("source: expected at least one sentence to translate, got none")
         metrics = _metrics()
         began = time.monotonic()
         translations = self.translate(source, done)
@@ -123,7 +141,7 @@ class Translator:
 
 
 def write_scores(name: Path, scores: dict[str, Any], translations: Sequence[str]) -> None:
-    """Write the translations to NAME.txt and the scores to NAME.json, which never belong to different evaluations."""
+    """Write translations to NAME.txt and scores to NAME.json together, so that both belong to the same evaluation."""
     name.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{text}\n" for text in translations)
     write_together(
