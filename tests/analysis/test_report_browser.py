@@ -1,4 +1,4 @@
-"""The report in a browser. Needs Playwright (extra `dev`) and Chromium (`apt install chromium`); otherwise skipped."""
+"""The report in a browser. Skipped without Playwright (extra `dev`) or Chromium (`apt install chromium`)."""
 
 import re
 
@@ -29,7 +29,7 @@ def test_all_parts_of_the_page(open_page, report):
     assert page.locator("#timeline svg rect").count() > 20
     assert page.locator("#map svg rect").count() > 10
     assert page.locator("#curve-charts svg path").count() == 1
-    assert page.locator("#length-charts svg path").count() == 3  # entropy, perfect, the model
+    assert page.locator("#length-charts svg path").count() == 3  # the entropy, a perfect model, this model
     assert page.locator("#runs tbody tr:not(.baseline)").count() == 1
     assert page.locator("#runs .baseline").all_inner_texts()[0].startswith("a stack that only pushes")
     assert "estimated on 20 strings per length" in page.inner_text("#length-charts")
@@ -72,7 +72,7 @@ def test_the_stepper_moves(open_page, report):
     assert page.inner_text("#tape .now") == "["
     page.locator("#listing li").nth(2).click()
     assert step(page) == 2
-    for figure in ("#map", "#timeline"):  # the corner of a figure belongs to the last step
+    for figure in ("#map", "#timeline"):  # the lower right corner of a figure belongs to the last step
         box = page.locator(f"{figure} svg.plot").bounding_box()
         page.mouse.click(box["x"] + box["width"] - 15, box["y"] + box["height"] - 10)
         assert step(page) == 6
@@ -186,7 +186,7 @@ def test_without_stacks_or_evaluations(open_page, make_run, tmp_path):
 def test_a_string_that_leaves_the_language(open_page, report):
     page = open_page(report(texts=["(]()"]))
     page.click("#go-last")
-    assert "No string of the language starts like this." in page.inner_text("#next-notes")
+    assert "No string of the language begins with these symbols." in page.inner_text("#next-notes")
     assert page.is_hidden("#real-key")
 
 

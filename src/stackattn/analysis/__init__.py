@@ -2,20 +2,20 @@
 
 Modules:
     traces           actions, attention weights, heights and automaton runs of a model's stacks on given inputs
-    contents         the probability that each pushed element is still on the stack
+    contents         probability that each pushed element is still on the stack
     real_stack       agreement of a stack with the stack of a hand-written automaton
-    quality          that agreement on sampled strings, which are the same for all runs of a task
+    quality          agreement with a real stack on sampled strings that are the same for all runs of a task
     folders          reads run folders
     strings          selects and traces single strings of a language
     sentences        selects and traces sentences of a corpus, for language models and translation
-    study            all of this for one run or a folder of runs
+    study            the analysis of one run or of a folder of runs
     text_stacks      what the stacks of a language model read: by distance, word class and related words
-    report           the HTML report, from the files in `page/`
-    report_data      the data of the report as JSON
+    report           HTML report, from the files in `page/`
+    report_data      data of the report as JSON
     figures          figures of one string for print (needs the extra `plot`)
-    attention_figure the figure of attention weights for print
+    attention_figure figure of attention weights for print
     drawings         all figures for print, and listings, of a studied run
-    demo             the measure and the figure of `stackattn demo`
+    demo             measure and figure of `stackattn demo`
 """
 
 from .attention_figure import attention_map

@@ -3,7 +3,7 @@
 All functions return (B, T, T): entry [b, t, i] is the probability that the element pushed at step i is on the stack
 after step t, where the probability of a run up to t is proportional to its weight. For a stratified stack, which has no
 runs, it is the remaining strength of the element. The sum of a row is the expected height of the stack. The results are
-exact and take O(T^3) time.
+exact and take at most O(T^3) time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..ops.pytorch.log_chart import LogChart, log_sum
 def superposition_contents(actions: Tensor, depth: int | None) -> Tensor:
     """Contents of a superposition stack of the given depth, from its actions (B, T, 3).
 
-    If each step pushes its own unit vector, entry i of an element is the probability that it was pushed at step i.
+    If step i pushes the unit vector i, entry i of each position of the stack is the probability that the element there
+    was pushed at step i. Without a limit, `depth` is None.
     """
     B, T = actions.shape[:2]
     contents = actions.new_zeros(B, T, T)

@@ -15,9 +15,9 @@ from .figures import new_figure, save_figure
 
 
 def closing_bracket_share(model: nn.Module, language: Language, length: int, count: int = 100, seed: int = 0) -> float:
-    """Return the share of closing brackets whose type a model predicts correctly, given that a bracket closes.
+    """Return the share of closing brackets whose type a model predicts correctly.
 
-    Guessing gives a share of 1/k with k types of brackets.
+    Only the logits of closing brackets are compared, so that guessing gives a share of 1/k with k types of brackets.
 
     Args:
         model: a model of the language.

@@ -88,6 +88,9 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], tit
         tokens: the T tokens, one beside each row (the paper puts them on the lines between rows).
         names: names of the three kinds of action.
         title: title of the figure (default: none).
+
+    Raises:
+        ValueError: the shape of `actions` does not match the numbers of tokens and names.
     """
     if actions.shape != (len(tokens), len(names)):
         expected = len(tokens), len(names)
@@ -111,7 +114,11 @@ def action_map(actions: Tensor, tokens: Sequence[str], names: Sequence[str], tit
 
 
 def height_chart(heights: Tensor, tokens: Sequence[str], title: str = "") -> Figure:
-    """Draw the expected heights (T,) of a stack, one after each of the T tokens."""
+    """Draw the expected heights (T,) of a stack, one after each of the T tokens.
+
+    Raises:
+        ValueError: the shape of `heights` does not match the number of tokens.
+    """
     if heights.shape != (len(tokens),):
         raise ValueError(f"heights: expected shape ({len(tokens)},), got {tuple(heights.shape)}")
     width = max(3.0, min(INNER, 0.16 * len(tokens) + 0.8))
@@ -137,7 +144,11 @@ def height_chart(heights: Tensor, tokens: Sequence[str], title: str = "") -> Fig
 
 
 def split_map(weights: Tensor, tokens: Sequence[str], title: str = "") -> Figure:
-    """Draw the weights (T, T + 1, Q, S) of a nondeterministic stack, one map per state and symbol."""
+    """Draw the weights (T, T + 1, Q, S) of a nondeterministic stack, one map per state and symbol.
+
+    Raises:
+        ValueError: the shape of `weights` does not match the number of tokens.
+    """
     T = len(tokens)
     if weights.dim() != 4 or weights.shape[:2] != (T, T + 1):
         raise ValueError(f"weights: expected shape ({T}, {T + 1}, Q, S), got {tuple(weights.shape)}")

@@ -71,17 +71,18 @@ class LoadedRun(ABC):
 
     @property
     def score(self) -> float | None:
-        """The metric of the best evaluation."""
+        """`METRIC` of the best evaluation; None if there is none."""
         return None if self.best_evaluation is None else self.best_evaluation[self.METRIC.key]
 
     @property
     def layers(self) -> str:
+        """The layers of a transformer, or the stack of an LSTM, as in the configuration."""
         options = self.config.model
         return (options.stack or "") if isinstance(options, LSTMArchitecture) else str(options.layers)
 
     @property
     def label(self) -> str:
-        """The paper's name of the model: Tf, Tf+Sup, Tf+Nd, LSTM, ...; Nd or Sup if it has only stack layers."""
+        """The paper's name for the model: Tf, Tf+Sup, Tf+Nd, LSTM, ...; Nd or Sup if it has only stack layers."""
         specs = parse_layers(self.layers) if self.layers else []
         kinds = {spec.kind for spec in specs if isinstance(spec, StackSpec)}
         stacks = [kind.abbreviation for name, kind in STACK_KINDS.items() if name in kinds]
@@ -128,6 +129,7 @@ class LanguageRun(LoadedRun):
 
     @cached_property
     def language(self) -> Language:
+        """The language of the run."""
         return self.config.language.make()
 
     @property

@@ -14,14 +14,17 @@ from .real_stack import Agreement, derivation_tops, measure_agreement, real_tops
 from .traces import StackTrace, trace_stacks
 
 BATCHES, BATCH_SIZE = 10, 10  # strings compared with a real stack; the strings of a batch have the same length
-DERIVED_STRINGS = 10  # strings whose best run is compared with a derivation, which takes longer
+DERIVED_STRINGS = 10  # strings whose best runs are compared with derivations, which takes longer
 
 Tops = list[list[list[int]]]  # by batch, string and symbol
 
 
 @dataclass(frozen=True)
 class LabelledStrings:
-    """Strings of a language with the position that should be on top after each symbol; None if any is unknown."""
+    """Strings of a language with the position that should be on top after each symbol.
+
+    `real` and `derived` are None if a position is unknown.
+    """
 
     language: Language
     strings: list[np.ndarray]  # (batch size, length) each

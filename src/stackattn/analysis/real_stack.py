@@ -7,7 +7,7 @@ them real-time), so exactly one element should be on top of the stack after each
 - Dyck: push every opening bracket, pop at every closing bracket.
 
 An automaton for the other languages has to guess (for example, where the middle of the string is), and only the whole
-string shows which guesses were right. For these languages, the best run of the automaton, which also depends on the
+string shows which guesses were right. For these languages, the best run of the learned stack, which also depends on the
 whole string, is compared with the most probable derivation.
 """
 
@@ -32,7 +32,7 @@ REAL_TOP = (  # explains what `correct_steps` counts
 def real_tops(language: Language, string: Sequence[int]) -> list[int] | None:
     """Return the position of the symbol on top of the real stack after each symbol; -1 where the stack is empty.
 
-    Returns None if the language is not in `DETERMINISTIC`, or if its automaton rejects the string.
+    Returns None if the language is not in `DETERMINISTIC`, or if its automaton cannot read a symbol of the string.
     """
     if language.name not in DETERMINISTIC:
         return None
@@ -143,6 +143,7 @@ class Agreement:
 
     @property
     def share(self) -> float:
+        """Share of correct steps."""
         return self.correct / self.steps
 
     @property

@@ -21,7 +21,7 @@ from .study import StudiedRun, Study
 from .traces import StackTrace, SuperpositionTrace
 
 LONGEST_SPLIT = 128  # length in symbols; maps of single states and stack symbols of longer strings take too much space
-COLUMNS = {  # of the table of runs, with their CSS classes
+COLUMNS = {  # columns of the table of runs, with their CSS classes
     "run": "",
     "model": "",
     "difference": "number",
@@ -41,7 +41,7 @@ COLUMNS = {  # of the table of runs, with their CSS classes
 
 
 def page_data(study: Study, command: str = "") -> dict[str, Any]:
-    """Return all data of the page."""
+    """Return all data of the page; `command` is the command line that makes the page."""
     runs = [_run_data(studied, study) for studied in study.runs]
     tiles = _tiles(study.runs[0]) if study.single else _sweep_tiles(study)
     lede = f"{_lede(study)} {study.omitted}".strip()
@@ -194,7 +194,7 @@ def _test_data(studied: StudiedRun) -> dict[str, Any] | None:
 
 
 def _tiles(studied: StudiedRun) -> list[list[str]]:
-    """The key figures at the top of the page: name, value and a note each."""
+    """The key figures at the top of the page, each with a name, a value and a note."""
     run, tiles = studied.run, []
     if best := run.best_evaluation:
         name = "Nats per symbol above the language" if isinstance(run, LanguageRun) else "Perplexity"
@@ -230,7 +230,7 @@ def _score(run: LoadedRun) -> str:
 
 
 def _traced_data(traced: TracedString | TracedSentence, *, split: bool) -> dict[str, Any]:
-    """Return the data of a string or sentence for the stepper. Probabilities are in thousandths, for a small page."""
+    """Return the data of a string or sentence for the stepper; probabilities are in thousandths to save space."""
     data = _sentence_data(traced) if isinstance(traced, TracedSentence) else _string_data(traced)
     split = split and len(traced.tokens) - 1 <= LONGEST_SPLIT
     stacks = [_stack_data(stack, split) for stack in traced.stacks]
@@ -313,7 +313,7 @@ def _stack_data(stack: TracedStack, split: bool) -> dict[str, Any]:
 
 
 def _automaton_run_data(name: str, run: AutomatonRun, trace: StackTrace) -> dict[str, Any]:
-    """Return each step as [index of its action, state, symbol or -1]; None where nothing is read."""
+    """Return a run; its steps are [index of the action, state, symbol or -1], or None where nothing is read."""
     kinds = ("push", "replace", "pop")
     steps = [
         [kinds.index(step.kind), step.state, -1 if step.symbol is None else step.symbol] for step in run.operations

@@ -17,7 +17,7 @@ from .traces import trace_forward
 
 LONGEST = 60  # tokens of a selected sentence; the figures of longer ones are too large to read
 SAMPLES = 2
-LIKELY = 6  # most likely tokens that are kept of each prediction
+LIKELY = 6  # number of the most likely next tokens that are kept for each step
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class TracedSentence:
     """The tokens that a language model, an encoder or a decoder reads, with its stacks and predictions."""
 
     origin: str
+    """Where the sentence comes from."""
     tokens: list[str]
     """All tokens that are read, including BOS (language model, decoder) or EOS (encoder)."""
     stacks: list[TracedStack]

@@ -113,7 +113,10 @@ def trace_string(
     """Run a model on a string and trace the stacks with the given names.
 
     Args:
+        model: a model of the language.
+        language: the language.
         lengths: range of training lengths.
+        string: the string.
         names: names of the stacks to trace: see `stack_names`.
         seed: seed of the sampled runs.
     """
@@ -147,7 +150,7 @@ def some_runs(trace: StackTrace, seed: int = 0) -> list[tuple[str, AutomatonRun]
 
 
 def why_excluded(language: Language, string: np.ndarray) -> str:
-    """Explain why the published variant of a language excludes a string of the plain variant; '' for other strings."""
+    """Explain why the published variant of a language excludes a string of the plain variant; return '' for others."""
     parameters = (language.recipe or {}).get("parameters", {})
     if parameters.get("variant") != "published" or language.contains(string):
         return ""

@@ -17,7 +17,7 @@ from .sentences import TracedSentence
 from .strings import TracedString
 from .traces import stack_names
 
-TEST_STRINGS = 20  # per length, if a run has no test.json
+TEST_STRINGS = 20  # strings of each length, if a run has no test.json
 MAX_FULL = 4  # with more models than this, only the first string of each is traced
 
 
@@ -27,6 +27,7 @@ class StudiedRun:
 
     run: LoadedRun
     parameters: int | None = None
+    """Number of parameters; None if there is no model."""
     stacks: list[str] = field(default_factory=list)
     """Names of the stacks under study."""
     agreement: dict[str, Agreement] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class StudiedRun:
     test: dict[str, Any] | None = None
     """Results by length; None for runs on corpora."""
     strings: list[TracedString | TracedSentence] = field(default_factory=list)
+    """Traces of the strings or sentences to step through."""
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Study:
 
     @property
     def single(self) -> bool:
+        """Whether there is only one run."""
         return len(self.runs) == 1
 
     @property
@@ -122,7 +125,7 @@ def study(
         texts, samples: the strings or sentences to step through; see `LoadedRun.select`. With more than `MAX_FULL`
             models, only the first one is traced for each model.
         seed: seed of sampled strings and runs.
-        stack: number of the only stack to study, from 1 (default: all stacks of each model).
+        stack: number of the only stack to study, counted from 1 (default: all stacks of each model).
         progress: called with a message before each step.
 
     Raises:
@@ -205,7 +208,7 @@ def _select_stack(runs: list[StudiedRun], stack: int) -> None:
     most = max((studied.stacks for studied in runs), key=len, default=[])
     if runs and not 1 <= stack <= len(most):
         if not most:
-            raise ValueError("stack: expected a model with a stack, found none; omit the number of a stack")
+            raise ValueError("stack: expected a model with a stack, found none; omit this argument")
         expected = " or ".join(f"{number} ({name})" for number, name in enumerate(most, 1))
         raise ValueError(f"stack: expected {expected}, got {stack}")
     for studied in runs:

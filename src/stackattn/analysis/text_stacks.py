@@ -1,7 +1,7 @@
 """Which earlier words a language model's stacks read: by distance, by word class, and for related words.
 
-The sentences come from a treebank. A stack reads near words more than distant ones, whatever the words are; each weight
-is therefore compared with the weight that follows from distance alone.
+The sentences come from a treebank. A stack gives more weight to nearby words than to distant ones, whatever the words
+are; each weight is therefore compared with the mean weight at the same distance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BOS = "BOS"
 READ = (BOS, *CLASSES, OTHER)
 """Classes of what a stack can read: words, and the start of the sentence."""
 NEAR = (0, 1, 2, 4, 8, 16)
-"""Upper limits of the ranges of distances; the last range has no limit."""
+"""Upper limits of the ranges of distances; one more range has no limit."""
 BATCH = 32  # sentences of equal length that are traced together
 AS_TEXT = {"-LRB-": "(", "-RRB-": ")", "``": '"', "''": '"', "-LCB-": "{", "-RCB-": "}"}
 """Treebank tokens for brackets and quotation marks, and the characters that they stand for."""
@@ -39,7 +39,7 @@ AS_TEXT = {"-LRB-": "(", "-RRB-": ")", "``": '"', "''": '"', "-LCB-": "{", "-RCB
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """The words of a treebank sentence as ids of a model's vocabulary."""
+    """A treebank sentence: its words as ids of a model's vocabulary, their classes, and the related words."""
 
     ids: list[int]
     classes: list[str]
@@ -48,7 +48,7 @@ class TaggedSentence:
 
 @dataclass(frozen=True)
 class Compared:
-    """Attention weight of some elements, and the weight that follows from their distances alone."""
+    """Attention weight of some elements, and the mean weight of all elements at the same distances."""
 
     weight: float
     expected: float
@@ -61,7 +61,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class RelationReading(Compared):
-    """How a stack reads the earlier one of two related words in the step that predicts the later one."""
+    """How a stack reads the earlier of two related words at the step that predicts the later one."""
 
     cases: int
     first: float
@@ -148,7 +148,8 @@ def _measure(name: str, sentences: Sequence[TaggedSentence], tops: Sequence[np.n
         step, top = np.tril_indices(len(rows))
         np.add.at(sums, step - top, rows[step, top + 1])
         np.add.at(counts, step - top, 1)
-    profile = sums / np.maximum(counts, 1)  # mean weight by distance, of the steps that have such an element
+    # mean weight by distance, over the steps that have an element at that distance
+    profile = sums / np.maximum(counts, 1)
     limits = np.searchsorted(NEAR, np.arange(len(sums)))
 
     after = np.zeros((len(READ), len(READ), 2))  # (class just read, class on top, weight and expected weight)
@@ -209,7 +210,7 @@ def text_stack_tables(stack: TextStack) -> str:
         "| --- | ---: | ---: | ---: |",
         *(f"| {kind} | {_compared(found)} |" for kind, found in stack.classes.items()),
         "",
-        "| related words | cases | weight | by distance alone | ratio | highest weight |",
+        "| related words | cases | weight | by distance alone | ratio | share with most weight |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         *(
             f"| {relation} | {found.cases:,} | {_compared(found)} | {found.first:.3f} |"
@@ -237,7 +238,7 @@ def write_text_stacks(stacks: Sequence[TextStack], out: Path) -> list[Path]:
 
 
 def text_stack_figure(stack: TextStack, title: str = "") -> Figure:
-    """Draw the weights of a stack by distance and, after each class of word, by class of the word on top."""
+    """Draw the weights of a stack by distance, and the ratios of `TextStack.after` as a map."""
     figure = new_figure(INNER, 3.1)
     bars, grid = figure.subplots(1, 2, width_ratios=(2, 5))
     names = ["empty", *distance_names()]

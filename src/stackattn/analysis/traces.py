@@ -61,7 +61,7 @@ class StackTrace(ABC):
     def tops(self) -> Tensor:
         """Attention weights (B, T, T + 1): the weight of each element on top of the stack after each step.
 
-        Column 0 is the bottom (nondeterministic) or the empty share (superposition); column i + 1 is the element
+        Column 0 is the bottom (nondeterministic) or the empty share (other stacks); column i + 1 is the element
         pushed at step i. Each row sums to 1, or is zero if no run reaches it.
         """
 
@@ -239,8 +239,8 @@ def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
             real tokens.
 
     Returns:
-        One trace per stack, named as in `stack_names`. Each head of a layer is a separate stack. Empty for a model
-        without stacks.
+        One trace per stack, named as in `stack_names`. Each head of a layer is a separate stack. The list
+        is empty for a model without stacks.
 
     Examples::
 

@@ -20,7 +20,7 @@ function draw(name, attributes = {}, ...children) {
 }
 
 const byId = (id) => document.getElementById(id);
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
 function ticks(low, high, count) {
   const rough = (high - low) / count || 1;

@@ -1,4 +1,5 @@
-// The stepper shows one string of one run, symbol by symbol. Step 0 reads BOS. Column 0 of the weights is the bottom.
+// The stepper shows one string of one run, symbol by symbol. Step 0 reads BOS, except in the encoder of a translation
+// model, which does not read BOS. Column 0 of the weights is the bottom.
 
 class Stepper {
   constructor(runs, sentences) {
@@ -305,7 +306,7 @@ class Stepper {
       );
     });
     const notes = [];
-    if (!truth) notes.push("No string of the language starts like this.");
+    if (!truth) notes.push("No string of the language begins with these symbols.");
     else if (!this.text.inLanguage) notes.push(`The complete string is not in the language.${this.text.whyExcluded}`);
     if (truth && !this.text.seenLength) {
       const [from, to] = this.text.lengths;
@@ -360,7 +361,7 @@ class Stepper {
 }
 
 function share(value) {
-  return value >= 0.001 ? percent(value) : value === 0 ? "0 %" : `share ${value.toExponential(0)}`;
+  return value >= 0.001 ? percent(value) : value === 0 ? "0%" : `share ${value.toExponential(0)}`;
 }
 
 // fills: [[thousandths, class], ...]. With a second value, two bars are drawn, one above the other.
