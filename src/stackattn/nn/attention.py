@@ -189,7 +189,7 @@ class CrossAttention(_Attention):
         self.to_keys_values = Linear(d_model, 2 * d_model)
 
     def read(self, memory: Tensor, lengths: Tensor | None = None) -> Memory:
-        """Project the memory (B, T, d_model) to keys and values."""
+        """Project the memory (B, T, d_model) to keys and values. Steps after `lengths` (B,) are padding."""
         self._check("memory", memory, lengths)
         keys, values = self.to_keys_values(without_padding(memory, lengths)).chunk(2, dim=-1)
         real = None if lengths is None else length_mask(lengths, memory.shape[1])

@@ -19,7 +19,16 @@ from .state import State
 
 
 class FeedForward(nn.Sequential):
-    """Linear, ReLU, dropout, linear: (..., d_model) -> (..., d_model)"""
+    """Linear, ReLU, dropout, linear: (..., d_model) -> (..., d_model)
+
+    Args:
+        d_model: size of inputs and outputs.
+        hidden_size: size of the hidden layer.
+        dropout: dropout rate after the ReLU.
+
+    Raises:
+        ValueError: a size is not a positive integer, or the dropout rate is invalid.
+    """
 
     def __init__(self, d_model: int, hidden_size: int, dropout: float = 0.0):
         check_positive(d_model=d_model, hidden_size=hidden_size)
@@ -34,7 +43,13 @@ class FeedForward(nn.Sequential):
 
 
 class Sublayer(nn.Module):
-    """A function with layer norm, dropout and a residual connection: x + dropout(function(norm(x)))"""
+    """A function with layer norm, dropout and a residual connection: x + dropout(function(norm(x)))
+
+    Args:
+        d_model: size of inputs and outputs.
+        function: module from (B, T, d_model) to (B, T, d_model).
+        dropout: dropout rate of the function's output.
+    """
 
     def __init__(self, d_model: int, function: nn.Module, dropout: float = 0.0):
         super().__init__()

@@ -75,10 +75,10 @@ template <class IO>
 struct Transitions {
   const IO *push, *repl, *pop;
   Transitions(const Problem& p, const void* push, const void* repl, const void* pop, int64_t sequence)
-      : push((const IO*)push + sequence * wide(p)), repl((const IO*)repl + sequence * wide(p)),
-        pop((const IO*)pop + sequence * narrow(p)) {}
-  static int64_t wide(const Problem& p) { return p.steps * p.states * p.symbols * p.states * p.symbols; }
-  static int64_t narrow(const Problem& p) { return p.steps * p.states * p.symbols * p.states; }
+      : push((const IO*)push + sequence * push_size(p)), repl((const IO*)repl + sequence * push_size(p)),
+        pop((const IO*)pop + sequence * pop_size(p)) {}
+  static int64_t push_size(const Problem& p) { return p.steps * p.states * p.symbols * p.states * p.symbols; }
+  static int64_t pop_size(const Problem& p) { return p.steps * p.states * p.symbols * p.states; }
 };
 
 template <class IO>
@@ -110,10 +110,10 @@ void walk_back(Chart<A>& chart, const Problem& p, const void* grad_weights, int6
   using In = Transitions<IO>;
   load_gradient(chart, p.steps, (const IO*)grad_weights + s * p.steps * (p.steps + 1) * p.states * p.symbols);
   chart.backward();
-  const int64_t wide = int64_t(chart.n) * chart.QS * chart.QS, narrow = int64_t(chart.n) * chart.QS * chart.Q;
-  store_gradient<A>(chart.push(1), chart.dpush(1), wide, In::wide(p), (IO*)grad_push + s * In::wide(p));
-  store_gradient<A>(chart.repl(1), chart.drepl(1), wide, In::wide(p), (IO*)grad_repl + s * In::wide(p));
-  store_gradient<A>(chart.pop(1), chart.dpop(1), narrow, In::narrow(p), (IO*)grad_pop + s * In::narrow(p));
+  const int64_t pushes = int64_t(chart.n) * chart.QS * chart.QS, pops = int64_t(chart.n) * chart.QS * chart.Q;
+  store_gradient<A>(chart.push(1), chart.dpush(1), pushes, In::push_size(p), (IO*)grad_push + s * In::push_size(p));
+  store_gradient<A>(chart.repl(1), chart.drepl(1), pushes, In::push_size(p), (IO*)grad_repl + s * In::push_size(p));
+  store_gradient<A>(chart.pop(1), chart.dpop(1), pops, In::pop_size(p), (IO*)grad_pop + s * In::pop_size(p));
 }
 
 template <class IO>
