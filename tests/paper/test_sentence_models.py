@@ -1,4 +1,4 @@
-"""The tables of small language models of sentences."""
+"""The tables of `reproduce sentences`: small language models of sentences."""
 
 import json
 
@@ -13,7 +13,7 @@ from stackattn.training import TrainingRun
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Sentences with the words of the test of subject-verb agreement."""
+    """A corpus with the words that the test of subject-verb agreement uses."""
     folder = tmp_path_factory.mktemp("text")
     lines = [
         f"the {noun[number]} {preposition} the house {verb[number]} here"
