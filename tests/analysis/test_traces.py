@@ -15,8 +15,11 @@ from stackattn.nn.kinds import STACK_KINDS
 
 
 def enumerate_nondeterministic(push, replace, pop, t, window):
-    """Return, for each run of t steps, its weight, the steps that pushed its stack (bottom first) and its last kind."""
-    runs = [(1.0, 0, [(None, 0)], None)]  # weight, state, stack of (step that pushed, symbol), last kind
+    """Return the weight of each run of t steps, the steps that pushed the elements of its stack, and its last action.
+
+    The steps are those from the bottom to the top; the action is 0 (push), 1 (replace) or 2 (pop).
+    """
+    runs = [(1.0, 0, [(None, 0)], None)]  # weight, state, stack of (pushing step, symbol), last action
     Q, S = push.shape[1:3]
     for step in range(t):
         longer = []
@@ -33,6 +36,7 @@ def enumerate_nondeterministic(push, replace, pop, t, window):
 
 
 def enumerate_superposition(actions, t, depth=None):
+    """Return the same for the superposition stack."""
     runs = []
     for kinds in product(range(3), repeat=t):
         stack = []
@@ -140,7 +144,7 @@ def test_superposition_runs():
     assert best.log_weight == 0
     assert trace.heights()[0].tolist() == [len(stack) for stack in stacks]
     assert best.listing("abcdefgh").split("\n") == [
-        "a  pop",  # an empty stack: no indent
+        "a  pop",  # an empty stack: no indentation
         "b    push",
         "c      push",
         "d      no-op",
@@ -173,7 +177,7 @@ def test_traces_of_a_transformer():
     for trace in traces:
         torch.testing.assert_close(trace.tops().sum(-1), torch.ones(2, 5, dtype=torch.float64))
         torch.testing.assert_close(trace.actions().sum(-1), torch.ones(2, 5, dtype=torch.float64))
-    shorter = trace_stacks(model, tokens[:, :3])  # causal
+    shorter = trace_stacks(model, tokens[:, :3])  # traces are causal
     torch.testing.assert_close(shorter[2].tops(), traces[2].tops()[:, :3, :4], atol=1e-5, rtol=0)
 
 
@@ -203,6 +207,7 @@ def test_traces_of_an_lstm(stack):
 
 
 @pytest.mark.parametrize("stack", ["", "superposition-5", "nondeterministic-2-2-3"])
+@torch.no_grad()  # as in a trace: with gradients, PyTorch's LSTM rounds differently on some processors
 def test_the_output_is_that_of_the_model(stack):
     torch.manual_seed(0)
     lstm = LSTMLM(LSTMConfig(input_size=4, output_size=4, hidden_size=6, stack=stack or None))
