@@ -58,12 +58,12 @@ def make(architecture, stacks="superposition", **options):
     model = model_class(config_class(**{**sizes, **STACKS[stacks], **options})).double().eval()
     for module in model.modules():
         if isinstance(module, StackAttention):
-            torch.nn.init.normal_(module.to_output.weight)  # it is initialised with zeros in inserted stacks
+            torch.nn.init.normal_(module.to_output.weight)  # inserted stacks initialise it with zeros
     return model
 
 
 def plain(architecture, **options):
-    """Return the same model without stacks, built by the classes of Hugging Face."""
+    """Return a float32 model of the same sizes without stacks, an instance of Hugging Face's own class."""
     torch.manual_seed(0)
     config_class, model_class = PLAIN[architecture]
     return model_class(config_class(**{**SIZES[architecture], **TOKENS, "initializer_range": 0.5, **options})).eval()
@@ -90,7 +90,7 @@ def generate(model, tokens, **options):
 
 
 def run_python(program, *arguments, folder):
-    """Run a program in a new process, with its own folder for the modules that transformers copies."""
+    """Run a program in a new process, in which transformers copies modules to `folder`, and return its output."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     changed = {"HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PATH": ""}
     done = subprocess.run(command, env={**os.environ, **changed}, capture_output=True, text=True, timeout=600)

@@ -1,4 +1,4 @@
-"""Layers and models that run step by step, with a common interface for the shared tests."""
+"""Layers and models that can run step by step, with a common interface for the shared tests."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Subject:
         absurd = torch.tensor([-7, 10**6, TOKENS - 1])[torch.randint(3, x.shape)]
         return absurd.where(padding, x)
 
-    def rows(self, B: int) -> Subject:
-        """Add a source of B sequences if the model has an encoder."""
+    def with_source(self, B: int) -> Subject:
+        """Return the subject with a source of B sequences if the model has an encoder, and unchanged otherwise."""
         if not isinstance(self.module, Seq2SeqTransformer):
             return self
         lengths = torch.arange(B) % 4 + 1
@@ -124,7 +124,7 @@ class Subject:
         return Subject(self.module, False, (source.masked_fill(padding, 10**6), lengths))
 
     def pick(self, index: Tensor) -> Subject:
-        """Select the sources `index`."""
+        """Return the subject with the source sequences at `index`, if it has a source."""
         if self.source is None:
             return self
         return Subject(self.module, self.is_layer, (self.source[0][index], self.source[1][index]))

@@ -1,4 +1,4 @@
-"""Beam search, compared with a naive search and on tables of probabilities."""
+"""Beam search, compared with a naive search, and tested on tables of probabilities."""
 
 import math
 
@@ -12,7 +12,11 @@ from stackattn.models import (
 
 
 def naive_beam_search(full_pass, beam_size, limit):
-    """Beam search by its definition; `full_pass` maps lists of tokens to the log-probabilities of the next tokens."""
+    """Search by the definition; `full_pass` maps lists of tokens to the log-probabilities of the next tokens.
+
+    Returns the tokens, their log-probability, whether the hypothesis is finished, and whether, at the limit, the beam
+    also contains a finished hypothesis, which has a lower score.
+    """
     k = min(beam_size, V)
     beam = [([], 0.0)]  # tokens with eos, log-probability
     for _ in range(limit):
@@ -32,7 +36,7 @@ def naive_beam_search(full_pass, beam_size, limit):
 
 @torch.no_grad()
 def compare(model, prompts, lengths, limit, beam_size, source=None, source_lengths=None):
-    """Compare the batched search with the naive one for each prompt, and return the cases that occurred."""
+    """Compare both searches for each prompt; return the number of tokens, `finished` and `passed_over` for each."""
     state = None if source is None else model.initial_state(source, source_lengths)
     found = beam_search(model, prompts, state, lengths=lengths, eos=EOS, beam_size=beam_size, max_new_tokens=limit)
     seen = []
@@ -74,9 +78,9 @@ def check_beam_search(seeds):
 
 def test_beam_search_equals_naive_search():
     seen = check_beam_search(range(108))
-    assert sum(not finished for _, finished, _ in seen) >= 50, "some hit the limit"
-    assert sum(passed_over for _, _, passed_over in seen) >= 10, "some of them with a finished hypothesis in the beam"
-    assert len({length for length, finished, _ in seen if finished}) >= 5, "some end sooner than others"
+    assert sum(not finished for _, finished, _ in seen) >= 50, "expected some searches to reach the limit"
+    assert sum(passed_over for _, _, passed_over in seen) >= 10, "expected some beams with a finished hypothesis"
+    assert len({length for length, finished, _ in seen if finished}) >= 5, "expected results of different lengths"
 
 
 def search(table, **options):
@@ -86,7 +90,7 @@ def search(table, **options):
 
 
 def test_beam_search_continues_while_the_best_hypothesis_is_unfinished():
-    # "" finishes at once with 0.4, less than "a" (0.6); "ab$" has 0.6 * 0.5 * 0.9 = 0.27, a geometric mean of 0.646.
+    # "$" has probability 0.4, less than "a" (0.6); "ab$" has 0.6 * 0.5 * 0.9 = 0.27, a geometric mean of 0.646.
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.5, "c": 0.3, "$": 0.2}, "ab": {"$": 0.9, "a": 0.1}}
     assert search(table, beam_size=2)[:3] == ("ab", True, pytest.approx(0.27))
     # If "$" has probability 0.7, the search ends at once.
@@ -95,7 +99,7 @@ def test_beam_search_continues_while_the_best_hypothesis_is_unfinished():
 
 
 def test_beam_search_ends_when_a_finished_hypothesis_is_best():
-    # After one step, "a" (0.55) leads; after two, the finished "$" (0.45) beats every continuation of "a" (sqrt 0.198).
+    # After one step, "a" (0.55) is best; after two, "$" (0.45) is better than "ac" (sqrt(0.55 * 0.36) = 0.445).
     table = {"": {"$": 0.45, "a": 0.55}, "a": {"a": 0.3, "b": 0.34, "c": 0.36}}
     text, finished, p, _ = search(table, beam_size=2)
     assert (text, finished, p) == ("", True, pytest.approx(0.45))
@@ -113,4 +117,4 @@ def test_beam_search_returns_an_unfinished_hypothesis_at_the_limit():
 def test_beam_search_extends_only_unfinished_hypotheses():
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.9, "a": 0.1}, "ab": {"b": 0.9, "a": 0.1}}
     model = search(table, beam_size=2, max_new_tokens=3)[3]
-    assert model.rows == [1, 1, 1], "the finished hypothesis takes the other place in the beam"
+    assert model.rows == [1, 1, 1], "expected one row: the other hypothesis in the beam is finished"

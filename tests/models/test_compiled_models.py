@@ -43,7 +43,7 @@ def compare(subject, backend, *runs):
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("Tf, tied", "Seq2Seq")])
 def test_traced(name):
     """Test everything except code generation, which takes the longest."""
-    compare(make(name).rows(3), "aot_eager", (4, torch.tensor([4, 3, 1])))
+    compare(make(name).with_source(3), "aot_eager", (4, torch.tensor([4, 3, 1])))
 
 
 @pytest.mark.full
@@ -55,5 +55,5 @@ def test_compiled(build):
     compare(Subject(build().double().eval(), False), "inductor", (3, None))
 
 
-def test_other_lengths():
+def test_several_lengths():
     compare(make("Tf+Nd"), "aot_eager", (4, None), (5, None), (7, None))

@@ -1,4 +1,4 @@
-"""Hugging Face models on a GPU: stacks never wait for the device, and unsupported masks give nan."""
+"""Hugging Face models on a simulated GPU: stacks never wait for the device, and unsupported masks give nan."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Layers, models, generation and training steps on a GPU: nothing waits for the device, and all tensors are on it."""
+"""Layers, models, generation and training steps on a simulated GPU.
+
+All tensors are on the device. Nothing waits for it except generation, and documents whose `starts` are on the device.
+"""
 
 import copy
 import math
@@ -96,7 +99,7 @@ STARTS = torch.tensor([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool(
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax"))])
 def test_documents_that_share_a_row(name):
-    """Their positions are computed on the CPU. Without lengths, nothing is read from the GPU."""
+    """Positions are computed on the CPU. If `starts` are there, and without lengths, nothing is read from the GPU."""
     with gpu_with_values() as gpu:
         module, x = on(gpu.device, name), inputs(gpu.device, name)
         loss = module(x, starts=STARTS).sum()
@@ -143,7 +146,7 @@ def test_generation_reads_only_tokens_and_log_probabilities(monkeypatch, name, d
 
     monkeypatch.setattr(generation, "_on_host", on_host)
     monkeypatch.setattr(generation, "_has_nan", lambda x: False)
-    # The indices of unfinished beams and prompts are on the host; copying them to the device is part of reading tokens.
+    # The indices of unfinished beams and prompts are computed on the CPU from the tokens that were read.
     monkeypatch.setattr(generation, "_on_device", lambda data, device: torch.zeros(len(data), device=device).long())
     with fake_gpu() as gpu:
         model = on(gpu, name)
@@ -151,7 +154,7 @@ def test_generation_reads_only_tokens_and_log_probabilities(monkeypatch, name, d
         state = model.initial_state(prompts) if isinstance(model, Seq2SeqTransformer) else None
         results = decode(model, prompts, state, max_new_tokens=3, eos=TOKENS - 1)
     assert [result.tokens for result in results] == [[0, 0, 0]] * B
-    assert len(reads) == 2 * 3
+    assert len(reads) == 2 * 3  # tokens and log-probabilities, in three steps
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -175,7 +178,7 @@ def test_generation_with_all_options(name):
             for x, y in zip(next(found), results, strict=True):
                 assert x.tokens == y.tokens
                 assert math.isclose(x.log_prob, y.log_prob, rel_tol=1e-9)
-            # the lengths, and in each step whether a log-probability is nan, the tokens and their log-probabilities
+            # at most one read of the lengths, and three in each of 3 steps: the nan check, tokens, log-probabilities
             assert len(gpu.reads) <= 1 + 3 * 3
 
 
@@ -219,12 +222,12 @@ def test_charts_stay_in_float64_under_autocast(monkeypatch):
     monkeypatch.setattr(readings, "choose", lambda *_, **__: "torch")
     with autocast(torch.device("cpu"), "bfloat16"):
         model(torch.randint(TOKENS, (B, T))).sum().backward()
-    assert dtypes == [(torch.float32, torch.float64)]  # bfloat16 logits are widened: only the readings are rounded
+    assert dtypes == [(torch.float32, torch.float64)]  # bfloat16 logits are converted to float32
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
 
 
 def test_generation_repeats_a_step_beyond_the_range(monkeypatch):
-    """Logits beyond the range of float64 first give nan; then the step is repeated, exactly, with immediate checks."""
+    """Action logits beyond the range of float64 give nan; the step is then repeated exactly, with immediate checks."""
     model = MODELS["Tf+Nd"]().double().eval()
     attention = model.trunk.layers[1].attention.function
     attention.to_actions.weight.data *= 1e5
@@ -244,6 +247,6 @@ def test_generation_repeats_a_step_beyond_the_range(monkeypatch):
     monkeypatch.setattr(states, "choose_for_state", lambda backend, device: "torch")
     monkeypatch.setattr(generation, "_has_nan", has_nan)
     found = greedy(model, prompts, max_new_tokens=12)
-    assert any(repeated), "the test needs logits beyond the range"
+    assert any(repeated), "expected logits beyond the range of float64"
     assert [x.tokens for x in found] == [x.tokens for x in expected]
     assert all(math.isclose(x.log_prob, y.log_prob, rel_tol=1e-9) for x, y in zip(found, expected, strict=True))

@@ -1,4 +1,4 @@
-"""Greedy decoding, sampling and beam search, compared with known answers and with full passes; wrong arguments."""
+"""Greedy decoding, sampling and beam search, compared with known answers and full passes; invalid arguments."""
 
 import math
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class CopyState(State):
 
 
 class Copy(nn.Module):
-    """Predicts the source, token by token, with probability 0.9 each."""
+    """Predicts each token of the source with a probability of at least 0.9."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ def test_finished_prompts_leave_the_batch():
     found = greedy(model, torch.full((32, 1), BOS), copies(strings), eos=EOS, max_new_tokens=100)
     assert [result.tokens for result in found] == strings
     needed = sum(len(string) + 1 for string in strings)
-    assert needed <= sum(model.rows) <= needed * 8 / 7
+    assert needed <= sum(model.rows) <= needed * 8 / 7  # less than an eighth of the rows is finished at any time
     assert len(model.rows) == 32
     model = Copy()
     beam_search(model, torch.full((32, 1), BOS), copies(strings), eos=EOS, beam_size=1)
@@ -113,7 +113,7 @@ def test_samples_are_reproducible_and_independent(kind):
     found = draw(0, EOS)
     assert found == draw(0, EOS)
     assert found != draw(1, EOS)
-    assert len({len(result.tokens) for result in found if result.finished}) > 1, "some end before others"
+    assert len({len(result.tokens) for result in found if result.finished}) > 1, "expected different lengths"
     # Without eos, no prompt leaves the batch: the tokens before eos must be the same.
     for ended, endless in zip(found, draw(0, None), strict=True):
         assert len(endless.tokens) == 8
@@ -173,7 +173,7 @@ def test_generation_disables_dropout_and_restores_the_modes_of_modules():
     bos = torch.full((4, 1), BOS)
     first = greedy(model, bos, max_new_tokens=8)
     assert all(greedy(model, bos, max_new_tokens=8) == first for _ in range(3))
-    assert len({result.log_prob for result in first}) == 1, "every row is the same without dropout"
+    assert len({result.log_prob for result in first}) == 1, "expected equal rows without dropout"
     assert model.training
     assert model.trunk.training
     assert not model.embedding.training

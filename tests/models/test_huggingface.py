@@ -32,10 +32,10 @@ def test_generation_with_and_without_cache_agree(architecture, stacks, way):
     widths = []
     small.layers(model)[0].register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[1]))
     cached = small.generate(model, small.prompts(), **WAYS[way])
-    assert widths == [5] + [1] * (len(widths) - 1), "one token at a time"
+    assert widths == [5] + [1] * (len(widths) - 1), "expected one token at a time after the prompt"
     assert torch.equal(cached, small.generate(model, small.prompts(), use_cache=False, **WAYS[way]))
-    if stacks != "only stacks":  # without positions, a model of stacks may repeat one token
-        assert len({tuple(row[5:]) for row in cached.tolist()}) > 1, "the results depend on the prompt"
+    if stacks != "only stacks":  # with only stacks, Llama has no positions and may repeat one token
+        assert len({tuple(row[5:]) for row in cached.tolist()}) > 1, "expected different results for different prompts"
 
 
 def test_greedy_generation_equals_full_passes(architecture):
@@ -127,7 +127,7 @@ def test_causal(architecture, stacks):
 @pytest.mark.parametrize("stacks", ["both", "inserted"])
 def test_padding_on_the_left(architecture, stacks, way, implementation):
     model, tokens = small.make(architecture, stacks, attn_implementation=implementation), small.prompts(3, 6)
-    model.float()  # in float64, the eager softmax of Llama is nan at padding: it overflows in float32
+    model.float()  # in float64, Llama's eager softmax gives nan at padding: the mask overflows in float32
     lengths = torch.tensor([6, 2, 4])
     mask = (torch.arange(6) >= 6 - lengths[:, None]).long()
     tokens = tokens.where(mask.bool(), small.TOKENS["pad_token_id"])

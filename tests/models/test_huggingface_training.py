@@ -108,7 +108,7 @@ def test_saved_and_loaded(architecture, stacks, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_model_says_how_to_load_it(architecture, tmp_path):
-    """It can be loaded in a process that has not imported stackattn, and its model card says what to install."""
+    """The model can be loaded in a process that has not imported stackattn, and its card says what to install."""
     model = small.make(architecture, "both").float()
     model.save_pretrained(tmp_path / "model")
     program = """
@@ -146,7 +146,7 @@ def test_stack_in_place_of_attention_of_a_trained_model(architecture, stack, tmp
     assert all(torch.equal(x, old[name]) for name, x in shared.items())
     for linear in (stack.to_actions, stack.to_values, stack.to_output):
         bound = (6 / sum(linear.weight.shape)) ** 0.5
-        assert bound / 2 < linear.weight.abs().max() <= bound, "Xavier uniform"
+        assert bound / 2 < linear.weight.abs().max() <= bound, "expected a Xavier uniform distribution"
     if stack.kind == "nondeterministic":
         assert 0 < stack.bottom.abs().max() <= 0.1
 

@@ -14,7 +14,7 @@ MODELS = ["Tf", "Tf+Sup", "Tf+Nd", "LSTM+Sup", "LSTM+Nd"]
 
 @pytest.fixture(params=MODELS)
 def step(request):
-    """A function that returns the loss and the gradients of a float32 training step with dropout."""
+    """A function that returns the loss and the gradients of a float32 training step, with dropout in transformers."""
     torch.manual_seed(0)
     config = paper_config("dyck", request.param)
     model = build_model(config).train()

@@ -1,4 +1,4 @@
-"""A full pass, single steps and chunks give the same results for everything with a state; states are immutable."""
+"""Full passes, single steps and chunks give the same results for all layers and models; states are immutable."""
 
 from itertools import pairwise
 
@@ -49,7 +49,7 @@ def gradients(subject, x, outputs):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", NAMES)
 def test_full_pass_equals_any_chunks(name, plan):
-    subject = make(name).rows(B)
+    subject = make(name).with_source(B)
     lengths = torch.tensor(PLANS[plan]).sum(0)
     x = subject.inputs(B, int(lengths.max())).requires_grad_(subject.is_layer)
     garbage = subject.spoil(x, lengths)
@@ -73,7 +73,7 @@ def test_full_pass_equals_any_chunks(name, plan):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_full_lengths_equal_no_lengths(name):
-    subject = make(name).rows(B)
+    subject = make(name).with_source(B)
     x = subject.inputs(B, T)
     torch.testing.assert_close(subject.full(x, torch.full((B,), T)), subject.full(x), **close)
 
@@ -81,7 +81,7 @@ def test_full_lengths_equal_no_lengths(name):
 @pytest.mark.parametrize("T", [0, 1, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_short_sequences_and_empty_batches(name, T):
-    subject = make(name).rows(B)
+    subject = make(name).with_source(B)
     x = subject.inputs(B, T)
     y, state = subject.extend(x, subject.initial_state(B))
     torch.testing.assert_close(subject.full(x), y, **close)
@@ -95,8 +95,8 @@ def test_short_sequences_and_empty_batches(name, T):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_states_branch(name, ragged):
-    """Two continuations of one state are independent, in either order."""
-    subject = make(name).rows(B)
+    """Two continuations of one state affect neither each other nor the state."""
+    subject = make(name).with_source(B)
     lengths = torch.tensor([3, 1, 0] if ragged else [3, 3, 3])
     x, y = subject.inputs(B, T), subject.inputs(B, T)
     given = lengths if ragged else None
@@ -122,7 +122,7 @@ def test_states_branch(name, ragged):
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_states_reorder(name, ragged):
-    subject = make(name).rows(B)
+    subject = make(name).with_source(B)
     index = torch.tensor([2, 0, 0, 1, 2])
     lengths = torch.tensor([3, 1, 0] if ragged else [3, 3, 3])
     x = subject.inputs(B, T)
@@ -158,7 +158,7 @@ def test_detached_states_have_no_gradients(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not make(name).is_layer])
 def test_detached_states_of_models(name):
-    subject = make(name).rows(B)
+    subject = make(name).with_source(B)
     x = subject.inputs(B, T)
     _, state = subject.extend(x[:, :5], subject.initial_state(B))
     attached = subject.extend(x[:, 5:], state)[0]
@@ -171,7 +171,7 @@ def test_detached_states_of_models(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_causality(name):
     """A change at step t changes the output at step t and later ones, but no earlier one, up to rounding."""
-    subject = make(name).rows(B)
+    subject = make(name).with_source(B)
     x = subject.inputs(B, T)
     before = subject.full(x)
     for t in range(1, T):
@@ -194,7 +194,7 @@ def test_repr_of_states():
 
 
 def test_reordering_beams_of_one_source_does_not_copy_the_memory():
-    subject = make("Seq2Seq").rows(2)
+    subject = make("Seq2Seq").with_source(2)
     state = subject.initial_state(2).reorder(torch.tensor([0, 0, 1, 1, 1]))
     memory = state.layers[0].memory
     moved = state.reorder(torch.tensor([1, 0, 4, 2, 2])).layers[0].memory
@@ -208,7 +208,7 @@ def test_reordering_beams_of_one_source_does_not_copy_the_memory():
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("layer")])
 def test_inputs_on_another_device(name):
-    subject = make(name).rows(B)
+    subject = make(name).with_source(B)
     x = subject.inputs(B, T).to("meta")
     with pytest.raises(ValueError, match="expected device cpu like the parameters, got meta; move one of them"):
         subject.full(x)
@@ -238,7 +238,7 @@ def test_documents_that_share_a_row(name):
     "name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax", "LSTM"))]
 )
 def test_documents_that_start_while_a_state_is_extended(name, ends):
-    """In the chunk, rows start no document, one in the middle, one at the beginning, and several; then all continue."""
+    """The rows of the chunk start no document, one in the middle, one at the beginning, and several; all continue."""
     subject = make(name)
     x = subject.inputs(4, 14).requires_grad_(subject.is_layer)
     firsts = [[0], [0, 5], [0, 3], [0, 6, 8, 9]]

@@ -23,7 +23,7 @@ from stackattn.models import load, save
 
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name, tmp_path):
-    subject = make(name).rows(3)
+    subject = make(name).with_source(3)
     x = subject.inputs(3, 6)
     expected = subject.full(x)
     folder = save(subject.module, tmp_path / "deeper" / "model")
@@ -87,9 +87,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("at", range(11))
 @pytest.mark.parametrize("old", [True, False])
 def test_an_interrupted_save_leaves_the_old_model_the_new_one_or_none(at, old, layers, tmp_path, monkeypatch):
-    """After an interruption before any disk operation, the old or the new model can be loaded, or there is no config.
+    """An interruption at any disk operation leaves the old model, the new model, or no config.json.
 
-    The config is missing only if there was none before, or if it changes and both temporary files are complete.
+    config.json is missing only if there was none before, or if it changes and both temporary files are complete.
     """
     first, second = lm("1"), lm(layers)
     if old:
@@ -334,7 +334,7 @@ def test_changed_parameters_are_refused(at, folder):
 
 
 def test_exchanged_tensors_are_refused(folder):
-    """A change in the header that keeps names and shapes."""
+    """Two tensors of the same shape are exchanged: all names and shapes stay the same."""
     path = folder / "model.safetensors"
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()

@@ -53,7 +53,8 @@ def copy_layers(theirs, ours):
     return theirs
 
 
-def pytorchs(kind, config, layers):
+def pytorch_trunk(kind, config, layers):
+    """Create an nn.TransformerEncoder or nn.TransformerDecoder with the sizes of a configuration."""
     of_layers = getattr(nn, f"Transformer{kind}Layer")
     sizes = (config.d_model, config.heads, config.hidden_size, config.dropout)
     layer = of_layers(*sizes, batch_first=True, norm_first=True)
@@ -78,7 +79,7 @@ def embed(model, tokens):
 def test_language_model_equals_pytorch(tied):
     config = replace(paper_config("hardest-cfl", "Tf"), tied=tied)
     ours = noisy(TransformerLM(config)).eval()
-    theirs = copy_layers(pytorchs("Encoder", config, 5), ours.trunk).eval()
+    theirs = copy_layers(pytorch_trunk("Encoder", config, 5), ours.trunk).eval()
     tokens = torch.randint(config.input_size, (B, 40))
     mask = nn.Transformer.generate_square_subsequent_mask(40)
     hidden = theirs(embed(ours, tokens), mask=mask, is_causal=True)
@@ -99,7 +100,7 @@ def test_language_model_equals_pytorch_in_training():
     """
     config = replace(paper_config("dyck", "Tf"), dropout=0.2)
     ours = noisy(TransformerLM(config))
-    theirs = copy_layers(pytorchs("Encoder", config, 5), ours.trunk).double()
+    theirs = copy_layers(pytorch_trunk("Encoder", config, 5), ours.trunk).double()
     ours = ours.double()
     tokens = torch.randint(config.input_size, (1, 20))
     torch.manual_seed(1)
@@ -115,8 +116,8 @@ def test_language_model_equals_pytorch_in_training():
 
 def test_seq2seq_equals_pytorch():
     ours = noisy(seq2seq("2", "3").double()).eval()
-    encoder = copy_layers(pytorchs("Encoder", ours.config, 2).double(), ours.encoder).eval()
-    decoder = copy_layers(pytorchs("Decoder", ours.config, 3).double(), ours.decoder).eval()
+    encoder = copy_layers(pytorch_trunk("Encoder", ours.config, 2).double(), ours.encoder).eval()
+    decoder = copy_layers(pytorch_trunk("Decoder", ours.config, 3).double(), ours.decoder).eval()
     source, target = torch.randint(TOKENS + 2, (B, 6)), torch.randint(TOKENS + 2, (B, T))
     lengths = torch.tensor([6, 3, 1])
     padding = torch.arange(6) >= lengths[:, None]
@@ -124,7 +125,7 @@ def test_seq2seq_equals_pytorch():
     mask = nn.Transformer.generate_square_subsequent_mask(T).double()
     float_padding = torch.zeros(B, 6).double().masked_fill(padding, -torch.inf)
     hidden = decoder(embed(ours, target), memory, tgt_mask=mask, memory_key_padding_mask=float_padding)
-    expected = linear(hidden, ours.embedding.table.weight)[..., :TOKENS]  # the last tokens are not predicted
+    expected = linear(hidden, ours.embedding.table.weight)[..., :TOKENS]  # the last two tokens occur only in inputs
     torch.testing.assert_close(ours(source.masked_fill(padding, -5), target, lengths), expected, atol=1e-6, rtol=0)
 
 
@@ -180,7 +181,7 @@ def xavier(x, gain=1.0):
 
 
 def initialised_as_in_the_paper(model, s):
-    """Check every parameter once, and return the number of parameters."""
+    """Check every parameter tensor once, and return the number of parameter tensors."""
     left = dict(model.named_parameters())
 
     def take(name):
@@ -206,7 +207,7 @@ def initialised_as_in_the_paper(model, s):
             bottom = take(f"{attention}bottom")
             assert (bottom != 0).all()
             assert (bottom.abs() <= s).all()
-    for name in list(left):  # softmax attention, its feed-forward networks, cross-attention: biases too
+    for name in list(left):  # softmax and cross-attention, and their feed-forward networks, with biases
         assert uniform(take(name), s), name
     assert not left
     return sum(1 for _ in model.parameters())
