@@ -1,4 +1,4 @@
-"""Shared helpers: tiny runs, and processes that can be killed."""
+"""Shared helpers: tiny runs, and ways to interrupt and compare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All runs in experiments/results can be read, those of earlier versions too: configuration, metrics and results."""
+"""All runs in experiments/results, including those of earlier versions, can be read: options, metrics and results."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ RUNS = sorted(path.parent for path in RESULTS.rglob("metrics.jsonl"))
 OLD = [
     folder
     for folder in RUNS
-    if "published" in json.loads((folder / "config.json").read_text())["training"]  # the old name of an option
+    if "published" in json.loads((folder / "config.json").read_text())["training"]  # an option of earlier versions
 ]
 
 
@@ -28,7 +28,7 @@ def name(folder):
 
 
 def without_crc(text):
-    """The values of a line or file, without the checksum that later versions add."""
+    """The values of a line or file, without the CRC, which earlier versions did not write."""
     return {key: value for key, value in json.loads(text).items() if key != "crc32"}
 
 

@@ -1,4 +1,4 @@
-"""Training on a GPU: a step waits only for its loss; checkpoints move between devices; sweeps use all GPUs."""
+"""Training on simulated GPUs: a step waits only for its loss, checkpoints move between devices, sweeps use all GPUs."""
 
 import copy
 from dataclasses import replace
@@ -114,7 +114,7 @@ def test_a_device_that_is_missing_is_named(capsys, tmp_path):
 
 def test_checkpoints_move_between_devices(tmp_path):
     def trained(device, value):
-        """Return a model after a step with gradients of this value, and its optimiser."""
+        """Return a model after an optimiser step in which all gradients are `value`, and the optimiser."""
         model = TransformerLM(TransformerLMConfig(input_size=3, output_size=3, **MODEL)).to(device)
         optimizer = torch.optim.Adam(model.parameters(), fused=True)
         for parameter in model.parameters():
@@ -178,7 +178,7 @@ def test_a_single_process_may_choose_its_gpu(two_gpus):
 
 
 class Context:
-    """Records the devices of processes, each of which fails immediately."""
+    """A multiprocessing context that records the devices of its processes, each of which fails immediately."""
 
     def __init__(self):
         self.devices, self.Pipe = [], get_context("spawn").Pipe

@@ -1,4 +1,4 @@
-"""The task of modelling context-free languages: loss, cross-entropy differences, and reproducibility from seeds."""
+"""The task of modelling context-free languages: loss, cross-entropy differences, validity, and reproducibility."""
 
 import math
 
@@ -14,7 +14,7 @@ from stackattn.training.cfl import CFLTask, evaluate_by_length
 
 
 class Fixed(nn.Module):
-    """A model without parameters: logits that depend on position and input."""
+    """A model without parameters, whose logits depend on the position and the input."""
 
     def __init__(self, size):
         super().__init__()
@@ -25,7 +25,7 @@ class Fixed(nn.Module):
 
 
 class Perfect(nn.Module):
-    """The true distribution, by enumeration of all strings; all valid lengths are equally likely."""
+    """A model with the true distribution, from an enumeration of all strings; all valid lengths are equally likely."""
 
     def __init__(self, name, lengths):
         super().__init__()
@@ -68,12 +68,12 @@ def test_loss_is_summed_over_symbols_and_eos_and_averaged_over_strings():
     assert task.loss(model, batch).item() == pytest.approx(total / 4)
 
 
-def test_validation_figures():
+def test_validation_metrics():
     task, model = CFLTask(tiny()), Fixed(3)
     nats = sum(task.loss(model, torch.from_numpy(batch)).item() * len(batch) for batch in task.validation.batches)
     symbols = sum(len(string) + 1 for string in task.validation.strings)
     found = task.evaluate(model)
-    # lengths 4, 6 and 8 are equally likely, and the first half of a string is free
+    # lengths 4, 6 and 8 are equally likely, and the symbols of the first half are uniform and determine the second
     bound = sum(len(string) / 2 * math.log(2) + math.log(3) for string in task.validation.strings) / symbols
     assert found["cross_entropy"] == found["score"] == pytest.approx(nats / symbols)
     assert task.lower_bound == pytest.approx(bound)

@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster: the same numbers as in local processes, even if workers or nodes fail."""
+"""Sweeps on a Ray cluster: the same results as in local processes, even if workers or nodes fail."""
 
 import errno
 import fcntl
@@ -41,7 +41,7 @@ def undisturbed(tmp_path_factory):
 
 
 class Nodes:
-    """A cluster with a head without cores, and nodes with one core each."""
+    """A cluster of a head node without cores and other nodes with one core each."""
 
     def __init__(self):
         from ray.cluster_utils import Cluster
@@ -51,6 +51,7 @@ class Nodes:
         self.nodes = []
 
     def have(self, count):
+        """Add or kill nodes until there are `count` nodes besides the head node."""
         while len(self.nodes) < count:
             self.nodes.append(self.cluster.add_node(num_cpus=1))
         while len(self.nodes) > count:
@@ -119,13 +120,13 @@ def test_waits_for_a_node_with_enough_resources(shared_nodes, tmp_path, monkeypa
     monkeypatch.setattr(cluster_module.log, "warning", warn)
     chosen, address = jobs(tmp_path, 1), shared_nodes.address
     assert run_all_on_cluster(chosen, address) == []
-    nothing = "GB of memory for a run; runs start when such a node joins"
-    assert warnings == [f"cluster {address}: no node has a core and 2 {nothing}"]
+    rest = "GB of memory for a run; runs start when such a node joins"
+    assert warnings == [f"cluster {address}: no node has a core and 2 {rest}"]
     assert TrainingRun(chosen[0][0]).finished
     warnings.clear()
     other = jobs(tmp_path / "other", 1)
     assert run_all_on_cluster(other, address, memory=12345, minutes=0.01) == []  # gives up when the time is up
-    assert warnings == [f"cluster {address}: no node has a core and 12345 {nothing}"]
+    assert warnings == [f"cluster {address}: no node has a core and 12345 {rest}"]
     assert not other[0][0].exists()
 
 
@@ -315,7 +316,7 @@ def test_invalid_memory(tmp_path):
 
 
 def listening_sockets():
-    """Return the local address, in hexadecimal, of each listening TCP socket of this machine."""
+    """Map each listening TCP socket of this machine, as named in /proc, to its local address in hexadecimal."""
     found = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for row in Path(table).read_text().splitlines()[1:]:
@@ -326,7 +327,7 @@ def listening_sockets():
 
 
 def test_a_local_cluster_listens_on_the_loopback_address_only(tmp_path):
-    """Ray's processes are those whose command lines contain the folder of its session."""
+    """The command lines of Ray's processes contain the folder of its session."""
     found = []
 
     def report(folder, result):

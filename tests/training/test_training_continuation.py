@@ -14,11 +14,6 @@ from stackattn.training import RunError, TrainingRun, run_experiment
 from stackattn.training.run import CHANGEABLE
 
 
-def without_reason(found):
-    metrics, _, evaluations, model = found
-    return metrics, evaluations, model
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -1,7 +1,7 @@
 """Checkpoints survive a crash of the machine: system calls, recorded with strace, flush each file before it is used.
 
-The order of the calls decides what a file system may lose. A checkpoint that is reported must be on the disk with its
-name, and the state must not name a tensor file that could still be lost.
+The order of the calls determines what a file system may lose. The content and the name of a reported checkpoint must be
+on the disk, and the state must not name a tensor file that could still be lost.
 """
 
 import re
@@ -58,7 +58,7 @@ def check_order(calls):
     """Raise AssertionError unless every checkpoint is on the disk when it is reported."""
 
     def index(*call):
-        assert call in calls, f"{call} is missing in {calls}"
+        assert call in calls, f"{call} is missing from {calls}"
         return calls.index(call)
 
     for tensors in ("000000001.safetensors", "000000002.safetensors"):

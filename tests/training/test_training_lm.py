@@ -65,7 +65,7 @@ def test_perplexity_equals_that_of_reading_token_by_token(layers, folder):
     found = evaluate_sentences(model, task.validation, vocabulary)
     assert found["perplexity"] == pytest.approx(math.exp(-total / tokens), rel=1e-5)
     assert task.evaluate(model)["score"] == pytest.approx(-total / tokens, rel=1e-5)
-    loss = task.loss(model, [0, 3]).item()  # training sentences, summed over tokens, averaged over sentences
+    loss = task.loss(model, [0, 3]).item()  # of training sentences: summed over tokens, averaged over sentences
     assert loss == pytest.approx(-(sum(logs[0]) + sum(logs[3])) / 2, rel=1e-5)
     nats = negative_log_likelihood(model, task.validation, vocabulary)
     assert nats.shape == (4, 7)
@@ -120,7 +120,7 @@ def test_default_hidden_size_is_four_times_d_model():
     assert from_values(LMConfig, {"data": {"folder": "here"}, "model": {"hidden_size": 7}}).model.hidden_size == 7
 
 
-def test_resumes_to_the_same_numbers_in_the_middle_of_an_epoch(folder, tmp_path, monkeypatch):
+def test_resuming_in_the_middle_of_an_epoch_gives_the_same_results(folder, tmp_path, monkeypatch):
     made, batches = config(folder), []
     run_experiment(made, tmp_path / "whole")
     examples = [row["examples"] for row in TrainingRun(tmp_path / "whole").metrics()]

@@ -13,7 +13,7 @@ from stackattn.training.loggers import LOGGERS
 
 
 def interrupted_run(folder, log, monkeypatch):
-    """Train a run that is killed after its first evaluation, and again between the second one and its checkpoint."""
+    """Train a run that is killed after evaluation 1 and between evaluation 2 and its checkpoint; return its metrics."""
     with pytest.raises(Killed):
         run_experiment(tiny(), folder, log=log, callback=Stopper(1, stop))
 
@@ -40,7 +40,7 @@ def test_a_logger_can_be_added_later(tmp_path):
     assert (tmp_path / "metrics.csv").read_text().count("\n") == 1 + 3
 
 
-@pytest.mark.filterwarnings("ignore")  # those of tensorboard itself
+@pytest.mark.filterwarnings("ignore")  # tensorboard itself emits warnings
 def test_tensorboard(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -59,7 +59,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    wandb.teardown()  # settings are read once
+    wandb.teardown()  # otherwise wandb keeps the settings that it has read earlier
     logged, log = [], wandb.Run.log
     monkeypatch.setattr(
         wandb.Run, "log", lambda run, values, step: (logged.append((run.id, step, values)), log(run, values, step))

@@ -25,7 +25,7 @@ def corpus(tmp_path_factory):
 
 
 class Fixed(nn.Module):
-    """A model without parameters: logits that depend on the target so far and on the length of the source."""
+    """A model without parameters, whose logits depend on the current target token and the length of the source."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -53,7 +53,7 @@ def test_loss_is_summed_over_tokens_and_averaged_over_sentences(corpus, smoothin
     model = Fixed(task.tokenizer.input_size, task.tokenizer.output_size)
     batch = max(task.epoch(torch.Generator()), key=len)
     lengths = {len(task.training.target[i]) for i in batch}
-    batch = [*batch, next(i for i, x in enumerate(task.training.target) if len(x) not in lengths)]  # some padding
+    batch = [*batch, next(i for i, x in enumerate(task.training.target) if len(x) not in lengths)]  # adds padding
     expected = sum(nats(task, model, i, smoothing, task.training) for i in batch) / len(batch)
     assert task.loss(model, batch).item() == pytest.approx(expected)
     assert task.size(batch) == len(batch)
@@ -135,7 +135,7 @@ def test_inputs_are_normalised(corpus):
     assert one != other
 
 
-def test_resumes_to_the_same_numbers_after_a_kill(corpus, tmp_path):
+def test_resuming_after_a_kill_gives_the_same_results(corpus, tmp_path):
     config = experiment(corpus, {"dropout": 0.1}, max_epochs=2, evaluate_every=250)
     run_experiment(config, tmp_path / "whole")
     folder = tmp_path / "killed"

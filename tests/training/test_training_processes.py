@@ -1,4 +1,4 @@
-"""Several processes train one model: the same numbers as one process, even if their number changes on resuming."""
+"""Several processes train one model with the metrics of one process, even if their number changes between resumes."""
 
 import json
 import os
@@ -35,9 +35,9 @@ def config(model="transformer", batch_size=5, **training):
 
 
 def member(rank, count, port, folder, chosen, minutes, signals):
-    """Train in one process, as torchrun would start it, and report the number of strings of each batch, or an error.
+    """Train as one of the processes of torchrun, and write the sizes of its shares of batches, or an error, to a file.
 
-    `signals` maps ranks to the signal that the process sends to itself at its ninth batch.
+    `signals` maps a rank to the signal that its process sends to itself at its ninth batch.
     """
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -64,8 +64,8 @@ def train_together(folder, chosen, count=2, minutes=None, signals=None):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # The tests of the benchmarks make the fork server import torch._dynamo. Forked from such a server, a process that
-    # has lost another one hangs at its end.
+    # The tests of the benchmarks make the fork server import torch._dynamo. A process forked from such a server hangs
+    # on exit if another process of its group has died.
     context = get_context("spawn") if signals else processes()
     made = [
         context.Process(target=member, args=(rank, count, port, folder, chosen, minutes, signals or {}))
@@ -160,10 +160,10 @@ def test_torchrun(tmp_path, monkeypatch, capsys):
     assert json.loads((folder / "environment.json").read_text())["processes"] == 2
     again = subprocess.run([*launcher, "model.layers='1'"], capture_output=True, text=True, check=False)
     assert again.returncode != 0
-    # torchrun ends the other rank when one has failed, sometimes before it prints its message
+    # when one rank has failed, torchrun terminates the other, sometimes before that rank prints its message
     assert f"{folder}: this run is finished" in again.stderr
     assert "forcefully" not in again.stderr
-    for rank in "01":  # each rank refuses a finished run by itself: neither waits for the other
+    for rank in "01":  # each rank refuses a finished run without waiting for the other
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert main([*command[2:], "model.layers='1'"]) == 2
@@ -171,7 +171,7 @@ def test_torchrun(tmp_path, monkeypatch, capsys):
 
 
 def second_process(launcher):
-    """Return the id of the process with rank 1 that this torchrun has started."""
+    """Return the id of the process with rank 1 among those that the torchrun process `launcher` has started."""
     for children in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in children.read_text().split():
             if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():

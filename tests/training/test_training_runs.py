@@ -1,4 +1,4 @@
-"""Training runs: files, reproducibility, and resuming to the same numbers after an interruption at any time."""
+"""Training runs: files, reproducibility, and resuming with the same results after an interruption at any time."""
 
 import json
 import os
@@ -73,8 +73,8 @@ def test_learning_rate_and_early_stopping_follow_the_scores(tmp_path):
 @pytest.mark.parametrize(
     ("model", "every"), [("lstm", None), *(pytest.param(model, 10, marks=pytest.mark.slow) for model in MODELS)]
 )
-def test_resumes_to_the_same_numbers_after_an_interrupt_at_any_write(model, every, tmp_path, monkeypatch):
-    """An exception interrupts the run at every third rename or flush to the disk, before or after it."""
+def test_resuming_after_an_interrupt_at_any_write_gives_the_same_results(model, every, tmp_path, monkeypatch):
+    """An exception interrupts the run at rename or flush number 1, 4, 7, ..., alternately after and before the call."""
     config = tiny(model, max_epochs=2, evaluate_every=every)
     run_experiment(config, tmp_path / "whole")
     expected = outcome(tmp_path / "whole")
@@ -103,7 +103,7 @@ def test_resumes_to_the_same_numbers_after_an_interrupt_at_any_write(model, ever
             break
         finally:
             monkeypatch.undo()
-        if not TrainingRun(folder).finished:  # otherwise it was stopped after its last step
+        if not TrainingRun(folder).finished:  # otherwise it was interrupted after its result was written
             run_experiment(config, folder, resume=True)
         assert outcome(folder) == expected, count
     assert attempts > 5
@@ -111,7 +111,7 @@ def test_resumes_to_the_same_numbers_after_an_interrupt_at_any_write(model, ever
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_resumes_to_the_same_numbers_after_random_kills(model, tmp_path):
+def test_resuming_after_random_kills_gives_the_same_results(model, tmp_path):
     config = tiny(model, max_epochs=6, evaluate_every=8, stop_patience=100)
     run_experiment(config, tmp_path / "whole")
     folder, generator, kills = tmp_path / "killed", random.Random(1), 0
@@ -141,11 +141,11 @@ def test_ctrl_c_explains_how_to_resume(tmp_path, capsys):
     command = ["cfl", "train", str(config), "--set", "model.layers='1'", "--set", "training.max_epochs=12", "--out"]
     program = [str(Path(sys.executable).parent / "stackattn"), *command, str(tmp_path / "run")]
 
-    def listen() -> None:
+    def accept_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs and their children ignore SIGINT
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(program, **pipes, text=True, preexec_fn=listen)
+    process = subprocess.Popen(program, **pipes, text=True, preexec_fn=accept_interrupts)
     while lines(tmp_path / "run") < 2 and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -189,7 +189,7 @@ def test_a_deadline_stops_after_a_batch_and_the_run_can_be_resumed(model, tmp_pa
     while (result := run_experiment(config, tmp_path / "run", minutes=0, resume=True))["stopped"] == "deadline":
         stops += 1
         run = TrainingRun(tmp_path / "run")
-        # before the first evaluation at the end of the epoch, the model is evaluated when the time is up
+        # until the first regular evaluation, at the end of epoch 1, the model is evaluated at each deadline
         assert result["best"] == run.best_evaluation()
         assert result["evaluations"] == stops // 6
         assert [row["examples"] for row in run.metrics()] == ([4 * stops] if stops < 6 else [24, 48][: stops // 6])

@@ -15,7 +15,7 @@ SCORES = [5, 4, 4, 5, 4, 3, 3, 3, 3, 3, 3, 3, 2]
 
 @dataclass
 class Plateau:
-    """The oracle: both ways of counting evaluations, in plain Python."""
+    """The oracle: both ways of counting evaluations without improvement, in plain Python."""
 
     factor: float
     patience: int

@@ -38,7 +38,7 @@ def test_learning_rates_are_log_uniform_in_the_papers_range():
     places = sorted(math.log(rate / 5e-4) / math.log(1e-2 / 5e-4) for rate in rates)
     assert places[0] > 0
     assert places[-1] < 1
-    # Kolmogorov-Smirnov test: uniform samples exceed 1.63 / sqrt(n) in 1 of 100 cases
+    # Kolmogorov-Smirnov test: for uniform samples, the distance exceeds 1.63 / sqrt(n) in 1 of 100 cases
     assert max(abs(x - (i + 0.5) / 2000) for i, x in enumerate(places)) < 1.63 / math.sqrt(2000)
 
 
@@ -86,7 +86,7 @@ def test_a_sweep_resumes_unfinished_runs_and_skips_finished_ones(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick_processes")
-def test_failed_runs_are_reported_and_the_others_run(tmp_path):
+def test_failed_runs_are_reported_and_the_others_are_trained(tmp_path):
     (first, a), (second, b), (third, c) = jobs(tmp_path, 3, max_epochs=1)
     a = replace(a, language=replace(a.language, name="dick"))
     reported = {}
