@@ -24,7 +24,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 @pytest.fixture(scope="session")
 def saved_models(tmp_path_factory):
-    """Return a function that returns the folder of a saved model; each configuration is built only once."""
+    """Return a function that saves the model of a configuration, once, and returns its folder."""
     folders = {}
 
     def saved(config):
@@ -39,7 +39,7 @@ def saved_models(tmp_path_factory):
 
 @pytest.fixture
 def make_run(tmp_path, saved_models):
-    """Return a function that creates the folder of a run with two evaluations."""
+    """Return a function that creates the folder of a run with two evaluations, or with none if `best` is False."""
 
     def make(model="tf-nd", language="dyck", folder="run", best=True, seed=0, lengths=(6, 12)):
         values = {
@@ -87,7 +87,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(browser):
-    """Return a function that returns the page with given options; each is created once, because it starts a process."""
+    """Return a function that returns a page with the given options, creating it only once: each starts a process."""
     found = {}
 
     def page(**options):
@@ -102,7 +102,7 @@ def pages(browser):
 
 @pytest.fixture
 def open_page(pages):
-    """Return a function that opens a file. The test fails if a page uses the network or the console or has an error."""
+    """Return a function that opens a file. Network access, console output, dialogs and errors make the test fail."""
     used, problems = [], []
     listeners = {
         "console": lambda message: problems.append(message.text),

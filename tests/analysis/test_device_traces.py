@@ -1,4 +1,4 @@
-"""Traces of models on a GPU: inputs may be on the CPU, and only the actions of stacks are copied to the CPU."""
+"""Traces of models on a simulated GPU: tokens may be on the CPU, and only the actions of stacks are copied to it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Figures for print: content, size, repeatable bytes, symbols with markup, atomic writes."""
+"""Figures for print: content, size, reproducible files, symbols that look like markup, atomic writes."""
 
 import multiprocessing
 import resource

@@ -85,7 +85,7 @@ def test_the_real_automaton_agrees_at_every_step():
         hard(["no-op", *right], 0),
         hard(["push", *right], 0),
         hard(right, 1),
-    ):  # BOS is not pushed, pushed, or not read
+    ):  # BOS has the action no-op, is pushed, or is not read
         found = measure_agreement([[trace]], tops)["stack"]
         assert (found.correct, found.steps, found.only_pushes, found.never_pushes) == (5, 5, 2, 1)
     late = hard(["no-op", "push", "push", "push", "pop", "pop"], 0)  # also pushes the mark
@@ -140,7 +140,7 @@ def test_correct_steps_by_enumeration():
 
 
 def test_the_empty_share_is_not_a_token():
-    """The first symbol is pushed with a small weight: the empty share is larger, but the best token is right."""
+    """If the real stack is not empty, only tokens are compared, even where the empty stack has the most weight."""
     actions = torch.tensor([[[0.0, 1.0, 0.0], [0.3, 0.7, 0.0], [0.0, 0.9, 0.1]]], dtype=torch.float64)
     trace = SuperpositionTrace("stack", 0, (actions,))
     assert trace.tops()[0].argmax(-1).tolist() == [0, 0, 0]

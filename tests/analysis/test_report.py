@@ -57,7 +57,7 @@ def test_stacks_have_names_and_can_be_selected(make_run):
         study(make_run("tf", folder="plain"), stack=1)
 
 
-def test_the_page_is_self_contained_and_repeatable(make_run, tmp_path):
+def test_the_page_is_self_contained_and_reproducible(make_run, tmp_path):
     folder = make_run()
     pages = [write_report(study(folder), tmp_path / name).read_text() for name in ("a.html", "b.html")]
     assert pages[0] == pages[1]

@@ -82,7 +82,7 @@ def test_a_language_model(lm_run):
     assert [math.log(p) for p in probabilities] == pytest.approx(expected, abs=1e-5)
     for row, (token, p) in zip(studied.strings[0].likely, studied.strings[0].following, strict=True):
         assert [x for _, x in row] == sorted((x for _, x in row), reverse=True)
-        assert (token, pytest.approx(p)) in row  # there are only five outputs
+        assert (token, pytest.approx(p)) in row  # all five outputs are listed
         assert sum(x for _, x in row) == pytest.approx(1)
 
 

@@ -44,8 +44,8 @@ def sentences(number=None):
     return tag_sentences(parse_trees(TREES, "here"), VOCABULARY, number)
 
 
-def test_sentences_are_written_as_the_vocabulary_has_them():
-    first, second, third = sentences()  # a single word has nothing to predict it from
+def test_words_are_written_as_in_the_vocabulary():
+    first, second, third = sentences()  # sentences of a single word are omitted
     assert [WORDS[i] for i in second.ids] == ["it", "is", "(", "now", ")", "the", "end", "."]
     assert third.classes == ["noun", "verb", "adverb", "punctuation"]
     assert [related.relation for related in first.related] == [SUBJECT_VERB, BETWEEN]

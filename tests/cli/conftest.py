@@ -8,5 +8,5 @@ from stackattn.training import sweep
 
 @pytest.fixture(autouse=True)
 def _quick_processes(monkeypatch):
-    """Start the processes of sweeps from a fork server, for speed; the tests of README.md and docs use the default."""
+    """Start the processes of sweeps from a fork server, which is fast; tests of README.md and docs use the default."""
     monkeypatch.setattr(sweep, "get_context", lambda _: processes())

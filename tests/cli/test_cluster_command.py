@@ -29,7 +29,7 @@ def _quick_workers(monkeypatch):
     monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other processes on the machine slow the workers down
 
 
-def figures(out):
+def metrics_of_runs(out):
     """Return the metrics of all runs, without times and memory."""
     clock = ("seconds", "train_seconds", "cpu_seconds", "memory")
     runs = {path.parent.relative_to(out): TrainingRun(path.parent) for path in Path(out).rglob("result.json")}
@@ -39,7 +39,7 @@ def figures(out):
     }
 
 
-def nothing_is_started(command, monkeypatch):
+def check_that_no_cluster_starts(command, monkeypatch):
     """Check that the command starts no cluster, because all runs are finished."""
     with monkeypatch.context() as patched:
         patched.setattr(cluster_module, "_connect", lambda address: pytest.fail("a cluster was started"))
@@ -54,12 +54,14 @@ def test_sweep_resumes_after_an_interrupt(tmp_path, capsys, monkeypatch):
     out = tmp_path / "cluster"
     command = [*sweep, str(out), "--cluster", "local"]
 
-    def listen() -> None:
+    def accept_interrupts() -> None:
         os.setpgid(0, 0)  # like a terminal, which interrupts the whole process group
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore SIGINT
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-m", "stackattn", *command], **pipes, text=True, preexec_fn=listen)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stackattn", *command], **pipes, text=True, preexec_fn=accept_interrupts
+    )
     printed = iter(process.stdout.readline, "")
     assert any(line.startswith("run 00  epoch   2  loss") for line in printed)
     os.killpg(process.pid, signal.SIGINT)
@@ -73,10 +75,10 @@ def test_sweep_resumes_after_an_interrupt(tmp_path, capsys, monkeypatch):
     assert main(command) == 0
     assert TrainingRun(out / "00").metrics()[:2] == before  # including their times
     assert main([*sweep, str(tmp_path / "processes"), "--processes", "2"]) == 0
-    assert figures(out) == figures(tmp_path / "processes")
-    assert len(figures(out)) == 2
+    assert metrics_of_runs(out) == metrics_of_runs(tmp_path / "processes")
+    assert len(metrics_of_runs(out)) == 2
     capsys.readouterr()
-    nothing_is_started(command, monkeypatch)
+    check_that_no_cluster_starts(command, monkeypatch)
     assert "the best run is in" in capsys.readouterr().out
 
 
@@ -90,11 +92,11 @@ def test_reproduce(tmp_path, capsys, monkeypatch):
     on_cluster = [*command, str(tmp_path / "cluster"), "--cluster", "local", "--memory", "0.5"]
     assert main(on_cluster) == 0
     assert f"{tmp_path}/cluster/marked-reversal/tf/00: reached max_epochs, best difference " in capsys.readouterr().out
-    nothing_is_started(on_cluster, monkeypatch)
+    check_that_no_cluster_starts(on_cluster, monkeypatch)
     assert "2 of 2 runs are finished" in capsys.readouterr().out
     assert main([*command, str(tmp_path / "processes")]) == 0
-    assert figures(tmp_path / "cluster") == figures(tmp_path / "processes")
-    assert len(figures(tmp_path / "cluster")) == 2
+    assert metrics_of_runs(tmp_path / "cluster") == metrics_of_runs(tmp_path / "processes")
+    assert len(metrics_of_runs(tmp_path / "cluster")) == 2
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_the_reference_page_is_up_to_date(capsys):
 
 
 def test_the_tables_of_the_reference_page_have_all_cells():
-    """A `|` in a cell, as in `str | int`, would start another one."""
+    """A `|` in a cell, as in `str | int`, would start another cell."""
     tables = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert len(tables) > 60
     assert all(line.count("|") == 5 for line in tables)

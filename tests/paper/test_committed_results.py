@@ -1,4 +1,4 @@
-"""The runs in experiments/results: they still load, and still give the tables committed beside them."""
+"""The runs in experiments/results can be loaded, and give the tables that are committed beside them."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ FULL_RUNS = sorted(path.parent for path in (RESULTS / "figure-2-full").rglob("me
 
 @pytest.mark.parametrize("folder", FULL_RUNS, ids=lambda folder: "-".join(folder.parts[-3:]))
 def test_a_run_to_early_stopping_is_a_restart_of_figure_2(folder):
-    """It has the options of the published code, and the learning rate and the seeds of its cell and number."""
+    """The run has the options of the published code, and the learning rate and the seeds of its cell and number."""
     task, model, number = folder.parts[-3:]
     ((_, config),) = TARGETS["figure-2"].jobs(folder, [task], [model], [int(number)])
     assert options(config_of(type(config), folder)) == options(config)

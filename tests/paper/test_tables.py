@@ -51,7 +51,7 @@ def test_words_of_headers_are_not_cut(tmp_path, capsys, monkeypatch):
 
 
 def test_every_table_and_figure_has_a_command():
-    """Figure 1 is a diagram, and `table-ptb-cost` is Table 6."""
+    """Only Figure 1, a diagram, has none; the command for Table 6 is `reproduce table-ptb-cost`."""
     shown = " ".join(target.summary for target in [*TARGETS.values(), *MEASUREMENTS.values()])
     for name in ("Figure 2", "Figure 3", "Figure 4", *(f"Table {i}" for i in range(1, 7))):
         assert f"{name}:" in shown
