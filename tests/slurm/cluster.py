@@ -1,6 +1,7 @@
 """A SLURM cluster of one node on this machine, in a temporary folder: munged, slurmctld and slurmd.
 
-Nothing outside the folder is read or written, all daemons listen on 127.0.0.1 only, and no root privileges are needed.
+The configuration, the state and the logs are in that folder, all daemons listen on 127.0.0.1 only, and no root
+privileges are needed.
 """
 
 from __future__ import annotations
@@ -68,14 +69,15 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: expected within {seconds:g} seconds")
+            raise TimeoutError(f"expected {what} within {seconds:g} seconds")
         time.sleep(0.25)
 
 
 class Cluster:
     """Context manager that starts the daemons on entry, and ends them and all jobs on exit.
 
-    `folder` must exist. `environment` is the environment in which jobs are submitted.
+    `folder` must exist; the node has `cpus` cores and `memory` MB. `environment` is the environment in which jobs are
+    submitted.
     """
 
     def __init__(self, folder: Path, cpus: int, memory: int):
@@ -123,7 +125,9 @@ class Cluster:
     def start_node(self) -> None:
         """Start slurmd and wait until the node accepts jobs."""
         self._start("slurmd", "-D")
-        wait_until(lambda: self._run("sinfo", "-h", "-o", "%t") in ("idle", "mix"), self._logs("node ready"), 30)
+        wait_until(
+            lambda: self._run("sinfo", "-h", "-o", "%t") in ("idle", "mix"), self._logs("a node that accepts jobs"), 30
+        )
 
     def lose_node(self) -> None:
         """Kill slurmd and every process of its jobs, as a power failure would."""
@@ -149,7 +153,7 @@ class Cluster:
 
     def wait_for(self, name: str, *states: str, seconds: float) -> str:
         """Wait until a job has one of the states, and return that state."""
-        wait_until(lambda: self.job(name).get("JobState") in states, f"job {name} {' or '.join(states)}", seconds)
+        wait_until(lambda: self.job(name).get("JobState") in states, f"job {name} to be {' or '.join(states)}", seconds)
         return self.job(name)["JobState"]
 
     def __exit__(self, *_: object) -> None:

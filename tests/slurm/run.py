@@ -1,6 +1,6 @@
 """Run the array job of docs/clusters.md on a real SLURM cluster with one node: `python tests/slurm/run.py`.
 
-Ten tiny runs go through a lost node, a requeued task and a killed process; two long ones reach their time limit, one
+Ten tiny runs go through a lost node, a requeued task and a killed process; two long runs reach their time limit, one
 with and one without the warning signal. Interrupted runs must resume and give the same metrics as uninterrupted ones.
 This takes about three minutes. Without SLURM (`apt install slurm-wlm munge`), the script says so and exits with code 0,
 or 1 with `--required`.
@@ -130,7 +130,7 @@ def requeue_and_kill(array: Array) -> None:
 
 
 def check_array(first: Array, array: Array) -> None:
-    """Every run but the killed one is finished; submitting again finishes that one and does not change the others."""
+    """All runs but the killed one are finished; a second submission finishes that run and changes no other."""
     cluster, others = array.cluster, [number for number in range(TASKS) if number != 3]
     for number in others:
         submitted = first if number < 2 else array
@@ -165,7 +165,9 @@ def check_metrics(array: Array) -> None:
 def check_time_limit(warned: Array, unwarned: Array) -> None:
     """The warned task requeues itself and only itself; the other one times out and resumes when submitted again."""
     cluster = warned.cluster
-    wait_until(lambda: int(cluster.job(warned.task(0)).get("Restarts", 0)) > 0, "task requeued at its limit", 150)
+    wait_until(
+        lambda: int(cluster.job(warned.task(0)).get("Restarts", 0)) > 0, "a requeue of the task at its time limit", 150
+    )
     cluster.wait_for(warned.task(0), "RUNNING", seconds=60)
     reached = len(evaluations(warned.run(0)))
     warned.wait_for_evaluations(0, reached + 2)

@@ -26,8 +26,8 @@ NOT_RUN = ("make", "pip", "git")
 SDIST_LIMIT, WHEEL_LIMIT = 1_500_000, 3_000_000  # bytes
 NOT_IN_SDIST = ("experiments/results", "benchmarks/results", ".venv", "build/")
 
-# These run after the commands of README.md, which include the demo. A line that does not start with `stackattn` is a
-# Python program. All run in one process, because importing torch takes longer than most of them.
+# These commands run after those of README.md, which include the demo. A line that does not start with `stackattn` is a
+# Python program. All of them run in one process, because importing torch takes longer than most of them.
 COMMANDS = """
 stackattn language list
 stackattn language sample dyck --length 10 -n 2
@@ -90,7 +90,7 @@ def install(wheel: Path, folder: Path, system_packages: bool) -> Path:
     venv.create(folder, with_pip=True, system_site_packages=system_packages)
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
     environment = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), **os.environ}
-    if system_packages:  # of the environment that runs this script; those of the new environment take precedence
+    if system_packages:  # adds the packages of this script's own environment; newly installed packages take precedence
         borrowed = [path for path in sys.path if path.endswith("site-packages")]
         (next(folder.glob("lib*/**/site-packages")) / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -112,7 +112,9 @@ def commands() -> list[list[str]]:
     found = [shlex.split(line) if line.startswith("stackattn ") else ["python", "-c", line] for line in ours]
     shown = [shlex.split(line, comments=True) for line in readme]
     shown = [command for command in shown if command and command[0] not in NOT_RUN]
-    assert any(command[:2] == ["stackattn", "demo"] for command in shown), "README.md: the demo command is missing"
+    assert any(command[:2] == ["stackattn", "demo"] for command in shown), (
+        "README.md: expected the command `stackattn demo`, found none"
+    )
     blocks = ["python", "-W", "error", "-c", "\n".join(readme_blocks("python"))]
     return [blocks, *shown, ["stackattn", "--version"], ["python", "-c", RUN_COMMANDS, json.dumps(found)]]
 
