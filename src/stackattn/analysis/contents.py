@@ -19,7 +19,7 @@ def superposition_contents(actions: Tensor, depth: int | None) -> Tensor:
     """Contents of a superposition stack of the given depth, from its actions (B, T, 3).
 
     If step i pushes the unit vector i, entry i of each position of the stack is the probability that the element there
-    was pushed at step i. Without a limit, `depth` is None.
+    was pushed at step i. `depth` is None if the stack has no limit.
     """
     B, T = actions.shape[:2]
     contents = actions.new_zeros(B, T, T)

@@ -77,7 +77,7 @@ class SentenceConfig:
 
 
 class SentenceTask:
-    """The methods of a training task whose batches are lists of sentence indices."""
+    """Base class of training tasks whose batches are lists of sentence indices."""
 
     tokenizer: Tokenizer
 
