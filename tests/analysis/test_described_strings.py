@@ -1,4 +1,4 @@
-"""The strings to step through, and their data on the page."""
+"""The strings that the report steps through, and their data on the page."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_split_weights_add_up(make_run):
     for t, row in enumerate(stack["tops"]):
         for i, weight in enumerate(row):
             parts = [part["tops"][t][i] for part in stack["split"] if i < len(part["tops"][t])]
-            assert abs(sum(parts) - weight) <= 3  # four values are rounded
+            assert abs(sum(parts) - weight) <= 3  # the weight and its four parts are rounded
 
 
 def test_strings_outside_the_language(make_run):

@@ -315,7 +315,7 @@ def test_the_table_of_runs_is_not_cut_off(open_page, make_run, tmp_path):
 
 def test_the_top_of_the_page_says_what_is_shown(open_page, report, make_run, tmp_path):
     lede = open_page(report()).inner_text("#lede")
-    assert len(re.findall(r"\.(?: |$)", lede)) == 2  # sentences
+    assert len(re.findall(r"\.(?: |$)", lede)) == 2  # two sentences
     assert "trained on strings of 6 to 12 symbols" in lede
     assert "arrow keys" in lede
     lede = open_page(write_report(study(make_run("tf", folder="plain")), tmp_path / "plain.html")).inner_text("#lede")

@@ -96,7 +96,7 @@ def test_measurements_agree_with_loops_over_the_traces(layers):
         by_top = [sum(after.get((other, kind), [0, 0])[i] for other in READ) for i in range(2)]
         assert [found.classes[kind].weight, found.classes[kind].expected] == pytest.approx(by_top)
 
-    apart = found.relations[f"{SUBJECT_VERB}, apart"]  # "keys", read at step 2, when "fit" is predicted, at step 5
+    apart = found.relations[f"{SUBJECT_VERB}, apart"]  # "keys" is read at step 2, "fit" is predicted at step 5
     assert (apart.cases, apart.weight) == (1, pytest.approx(tops[0][5][3]))
     assert apart.expected == pytest.approx(mean[3])
     assert apart.first == (tops[0][5][3] >= max(tops[0][5][1:]))

@@ -40,7 +40,7 @@ def name(option):
 @pytest.mark.parametrize("option", OPTIONS, ids=map(name, OPTIONS))
 def test_every_option_says_what_it_does_and_its_default(option):
     _, action = option
-    assert action.help, "no help text"
+    assert action.help, "expected a help text, found none"
     assert action.help[0] != "("
     assert not action.help.startswith(("of ", "that ", "to ", "from ", "default"))
     takes_value = action.option_strings and action.nargs != 0 and not isinstance(action, argparse._AppendAction)

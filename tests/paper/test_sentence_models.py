@@ -1,4 +1,4 @@
-"""The tables of `reproduce sentences`: small language models of sentences."""
+"""The tables of `stackattn reproduce sentences`, which compares small language models."""
 
 import json
 

@@ -92,7 +92,7 @@ def test_a_perfect_model_has_no_difference(name):
 
 
 def test_differences_by_length():
-    """Predicting one of three lengths costs a perfect model ln(3) nats, which the published `difference` includes."""
+    """`difference` includes the ln(3) nats that a perfect model needs to predict one of three lengths."""
     language = get_language("unmarked-reversal")
     found = evaluate_by_length(Perfect("unmarked-reversal", (4, 8)), language, (4, 8), (4, 8), per_length=5, seed=1)
     assert [row["length"] for row in found["lengths"]] == [4, 6, 8]

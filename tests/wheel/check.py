@@ -75,7 +75,7 @@ def check_sdist(path: Path) -> None:
     unwanted = [name for name in names if name.startswith(NOT_IN_SDIST)]
     assert not unwanted, f"{path.name}: expected no results or build files, found {unwanted[:3]}"
     for needed in ("pyproject.toml", "CMakeLists.txt", "LICENSE", "src/stackattn/ops/cpp/kernel/module.cpp"):
-        assert needed in names, f"{path.name}: {needed} is missing"
+        assert needed in names, f"{path.name}: expected the file {needed}, found none"
     check_size(path, SDIST_LIMIT)
 
 
