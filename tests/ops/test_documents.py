@@ -62,6 +62,11 @@ def test_padding_is_ignored():
     assert (by_documents(superposition_readings, STARTS, *tensors, lengths=0 * LENGTHS) == 0).all()
 
 
+def test_results_of_padding_are_zero_if_each_row_is_one_document():
+    found = by_documents(lambda x, lengths: x + 1.0, torch.zeros(3, 11).bool(), torch.ones(3, 11), lengths=LENGTHS)
+    assert torch.equal(found, 2.0 * (torch.arange(11) < LENGTHS[:, None]))
+
+
 def test_one_document_in_each_row_is_one_call():
     calls = []
 

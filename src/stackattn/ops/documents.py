@@ -1,8 +1,8 @@
 """Packed documents: several sequences in one row of a batch, each computed as if it were alone.
 
 Documents of similar lengths are gathered into batches, so that padding at most doubles the number of steps. This works
-for every causal function and needs no mask. The cost of attention is the sum of the squared lengths of the documents
-instead of the squared length of the row. The assignment of steps to batches is computed on the CPU.
+for every causal function and needs no mask. The cost of attention is proportional to the sum of the squared lengths of
+the documents, not to the squared length of the row. The assignment of steps to batches is computed on the CPU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .lengths import without_padding
 
 
 def by_documents(
@@ -24,7 +25,8 @@ def by_documents(
 
     Args:
         function: called as `function(*tensors, lengths)` with documents (N, L, ...) and their lengths (N,), once for
-            each range of lengths; returns (N, L, ...).
+            each range of lengths; returns (N, L, ...). If each row is one document, it is called once, with the
+            arguments of this function: `lengths` may be None.
         starts: (B, T), bool
             True at the first step of each document. The first step of a row always starts a document. If the tensors
             are on a GPU, `starts` may be on the CPU; then the call does not wait for the GPU unless `lengths` is given.
@@ -68,7 +70,7 @@ def _by_documents(
     valid = np.arange(T) < ends[:, None]
     begins = begins & valid
     if not begins[:, 1:].any():
-        return function(*tensors, lengths)
+        return without_padding(function(*tensors, lengths), lengths)
     device = tensors[0].device
     first = begins.ravel().nonzero()[0]  # (D,): where each document begins in the flattened batch
     sizes = np.bincount((begins.ravel().cumsum() - 1)[valid.ravel()], minlength=len(first))  # (D,)
@@ -101,7 +103,8 @@ def extend_by_documents(
 
     Args:
         state: states of B sequences, with a method `restart`.
-        extend: called as `extend(state, *tensors, lengths)`; returns (N, L, ...) and the new state.
+        extend: called as `extend(state, *tensors, lengths)`, where `lengths` may be None; returns (N, L, ...) and the
+            new state.
         alone: like `function` of `by_documents`, for documents that begin and end in the row.
         starts: (B, T), bool
             True at the first step of each new document.
