@@ -297,8 +297,8 @@ def test_no_run_survives(backend):
 @pytest.mark.parametrize(
     ("error", "change", "message"),
     [
-        (ValueError, lambda v: v[:, 1:], r"values: expected shape \(2, 6, m\), got \(2, 5, 3\)"),
-        (ValueError, lambda v: v[..., :0], r"values: expected shape \(2, 6, m\), got \(2, 6, 0\)"),
+        (ValueError, lambda v: v[:, 1:], r"values: expected shape \(2, 6, m\) with m >= 1, got \(2, 5, 3\)"),
+        (ValueError, lambda v: v[..., :0], r"values: expected shape \(2, 6, m\) with m >= 1, got \(2, 6, 0\)"),
         (TypeError, lambda v: v.long(), "values: expected one of float32"),
         (TypeError, lambda v: v.tolist(), "values: expected a tensor, got list"),
     ],

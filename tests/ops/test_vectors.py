@@ -293,7 +293,7 @@ def test_a_wrong_depth(depth):
 @pytest.mark.parametrize(
     ("error", "change", "message"),
     [
-        (ValueError, lambda a, v: (a, v[:, 1:]), r"values: expected shape \(2, 4, m\), got \(2, 3, 3\)"),
+        (ValueError, lambda a, v: (a, v[:, 1:]), r"values: expected shape \(2, 4, m\) with m >= 1, got \(2, 3, 3\)"),
         (ValueError, lambda a, v: (a, v[..., :2]), "values: expected size 3 like the state, got 2"),
         (ValueError, lambda a, v: (a[:1], v[:1]), "actions: expected batch size 2 like the state, got 1"),
         (TypeError, lambda a, v: (a, v.long()), "values: expected one of float32"),

@@ -193,7 +193,7 @@ def test_a_wrong_window(window):
 
 def test_wrong_values():
     *inputs, values = arguments(2, 5, 2, 2)
-    with pytest.raises(ValueError, match=r"values: expected shape \(2, 6, m\), got \(2, 5, 3\)"):
+    with pytest.raises(ValueError, match=r"values: expected shape \(2, 6, m\) with m >= 1, got \(2, 5, 3\)"):
         nondeterministic_readings(*inputs, values[:, 1:], window=3)
     with pytest.raises(TypeError, match="values: expected one of float32"):
         nondeterministic_readings(*inputs, values.long(), window=3)

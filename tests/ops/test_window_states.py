@@ -185,7 +185,11 @@ def test_other_dtypes(dtype, backend):
 @pytest.mark.parametrize(
     ("error", "change", "message"),
     [
-        (ValueError, lambda p, r, o, v: (p, r, o, v[:, 1:]), r"values: expected shape \(2, 4, m\), got \(2, 3, 3\)"),
+        (
+            ValueError,
+            lambda p, r, o, v: (p, r, o, v[:, 1:]),
+            r"values: expected shape \(2, 4, m\) with m >= 1, got \(2, 3, 3\)",
+        ),
         (ValueError, lambda p, r, o, v: (p, r, o, v[..., :2]), "values: expected size 3 like the state, got 2"),
         (ValueError, lambda *x: tuple(y[:1] for y in x), "log_push: expected batch size 2 like the state, got 1"),
         (TypeError, lambda p, r, o, v: (p, r, o, v.long()), "values: expected one of float32"),
@@ -216,5 +220,5 @@ def test_wrong_sizes_of_a_state():
     ):
         with pytest.raises(ValueError, match=f"{name}: expected a positive integer"):
             NondeterministicReadingState.empty(bottom, *sizes[:2], window=sizes[2])
-    with pytest.raises(ValueError, match=r"bottom: expected shape \(B, m\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"bottom: expected shape \(B, m\) with m >= 1, got \(3,\)"):
         NondeterministicReadingState.empty(bottom[0], 2, 2, window=3)

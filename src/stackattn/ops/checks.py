@@ -92,7 +92,8 @@ def check_values(values: Tensor, actions: Tensor, rows: int) -> None:
     """Check the vectors that are pushed: (B, rows, m), on the device of the actions."""
     check_tensor("values", values)
     if values.dim() != 3 or values.shape[:2] != (actions.shape[0], rows) or values.shape[2] == 0:
-        raise ValueError(f"values: expected shape ({actions.shape[0]}, {rows}, m), got {tuple(values.shape)}")
+        expected = f"shape ({actions.shape[0]}, {rows}, m) with m >= 1"
+        raise ValueError(f"values: expected {expected}, got {tuple(values.shape)}")
     if values.device != actions.device:
         raise ValueError(
             f"values: expected device {actions.device} like the other arguments, got {values.device}; move it with .to"
@@ -114,7 +115,20 @@ def check_same_automaton(name: str, steps: Tensor, num_states: int, num_symbols:
         raise ValueError(f"{name}: expected {expected}, got Q = {got[0]} and S = {got[1]}")
 
 
-# The following checks read values, so they are called inside the operators, which torch.compile does not trace.
+def check_rows(rows: Tensor, state: Any) -> Tensor:
+    """A validated mask of the sequences of a state's batch."""
+    if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (state.batch_size,):
+        raise ValueError(f"rows: expected a bool tensor of shape ({state.batch_size},), got {_description(rows)}")
+    if rows.device != state.device:
+        raise ValueError(f"rows: expected device {state.device} like the state, got {rows.device}")
+    return rows
+
+
+def _description(x: object) -> str:
+    return f"shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+
+
+# The following checks read values. Operators call them in their implementations, which torch.compile does not trace.
 
 
 def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
@@ -144,19 +158,6 @@ def check_index(index: Tensor, state: Any) -> Tensor:
     if reads_values(index.device) and (wrong := (index < 0) | (index >= state.batch_size)).any():
         raise ValueError(f"index: expected integers from 0 to {state.batch_size - 1}, got {int(index[wrong][0])}")
     return index.long()
-
-
-def _description(x: object) -> str:
-    return f"shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-
-
-def check_rows(rows: Tensor, state: Any) -> Tensor:
-    """A validated mask of the sequences of a state's batch."""
-    if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (state.batch_size,):
-        raise ValueError(f"rows: expected a bool tensor of shape ({state.batch_size},), got {_description(rows)}")
-    if rows.device != state.device:
-        raise ValueError(f"rows: expected device {state.device} like the state, got {rows.device}")
-    return rows
 
 
 def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: bool) -> None:

@@ -63,6 +63,10 @@ class SuperpositionReadingState(TensorState):
             dtype: dtype of the readings. The stack is float64 if this is float64, and float32 otherwise.
             device: device of the stack.
             backend: `"auto"`, `"torch"` or `"cpp"`.
+
+        Raises:
+            TypeError, ValueError: an argument has the wrong type, dtype or value.
+            RuntimeError: the requested backend is not available.
         """
         checks.check_count("batch_size", batch_size, least=0)
         checks.check_count("value_size", value_size)
@@ -96,6 +100,10 @@ class SuperpositionReadingState(TensorState):
 
         Returns:
             Readings (B, c, m), and the new state.
+
+        Raises:
+            TypeError, ValueError: as in `superposition_readings` and `by_documents`, or the batch size, device or m is
+                not that of the state.
         """
         if starts is not None:
             extend = type(self).extend
@@ -118,7 +126,7 @@ class SuperpositionReadingState(TensorState):
         return type(self)(function(self._tensor), self.length, self.depth, self._backend)
 
     def restart(self, rows: Tensor) -> SuperpositionReadingState:
-        """The same states, with an empty stack for each sequence where `rows`, (B,), bool, is True."""
+        """The same state, with an empty stack for each sequence where `rows`, (B,), bool, is True."""
         rows = checks.check_rows(rows, self)
         return self.map(lambda x: x.where(~rows[:, None, None], 0.0))
 
@@ -126,8 +134,8 @@ class SuperpositionReadingState(TensorState):
 class NondeterministicReadingState(TensorState):
     """The state of a nondeterministic stack with a window. States are immutable: `extend` returns a new one.
 
-    It keeps the transitions of the last `window - 1` steps and, for each of the last `window` time points, the sum of
-    the top vectors of all runs. Vectors of single elements are not kept.
+    It keeps the transitions of the last `window - 1` steps and, for each of the last `window` time points, the weighted
+    sum of the top vectors of all runs. Vectors of single elements are not kept.
 
     Examples::
 
@@ -177,10 +185,14 @@ class NondeterministicReadingState(TensorState):
             num_symbols: number of stack symbols S.
             window: an element that is pushed at step t can be popped up to step t + `window` - 1.
             backend: `"auto"`, `"torch"` or `"cpp"`.
+
+        Raises:
+            TypeError, ValueError: an argument has the wrong type, dtype, shape or value.
+            RuntimeError: the requested backend is not available.
         """
         checks.check_tensor("bottom", bottom)
         if bottom.dim() != 2 or bottom.shape[1] == 0:
-            raise ValueError(f"bottom: expected shape (B, m), got {tuple(bottom.shape)}")
+            raise ValueError(f"bottom: expected shape (B, m) with m >= 1, got {tuple(bottom.shape)}")
         for name, count in (("num_states", num_states), ("num_symbols", num_symbols), ("window", window)):
             checks.check_count(name, count)
         checks.check_limit("window", window)
@@ -215,6 +227,10 @@ class NondeterministicReadingState(TensorState):
 
         Returns:
             Readings (B, c, Q, S, m), and the new state.
+
+        Raises:
+            TypeError, ValueError: as in `nondeterministic_readings` and `by_documents`, or the batch size, device, Q, S
+                or m is not that of the state.
         """
         checks.check_transitions(log_push, log_replace, log_pop, lengths)
         steps = join_transitions(log_push, log_replace, log_pop)
@@ -256,7 +272,7 @@ class NondeterministicReadingState(TensorState):
         return type(self)(steps, rows, band, first, self.length, self.window, self._sizes, self._backend)
 
     def restart(self, rows: Tensor) -> NondeterministicReadingState:
-        """The same states, with only the bottom element on each stack where `rows`, (B,), bool, is True."""
+        """The same state, with only the bottom element on each stack where `rows`, (B,), bool, is True."""
         kept = ~checks.check_rows(rows, self)
         steps = self._steps.where(kept[:, None, None, None, None], -torch.inf)
         first = pad(self._first, (0, 0, self._tensor.shape[1] - 1, 0))  # zeros in place of earlier rows

@@ -1,7 +1,7 @@
 """Stacks that are extended step by step, as immutable states.
 
 Extending a state returns a new one and does not change the old one, so states can be branched and reordered.
-Successive states share an append-only buffer: the newest state is extended in place in the shared buffer; any other
+Successive states share an append-only buffer: the newest state is extended in place if the buffer has room; any other
 state is copied first. The gradient of a state is passed backwards as the gradient of its tensor, so that autograd
 handles branches, losses on a prefix and repeated backward passes.
 """
@@ -63,7 +63,7 @@ class _State(TensorState):
         return self._moved(tensor, buffer, function)
 
     def restart(self: Self, rows: Tensor) -> Self:
-        """Reset the stacks of some sequences to the initial stack, and return the new state.
+        """The same state, with the initial stack for some sequences.
 
         The steps before the restart still count in `length`, like steps that the sequence has not taken.
 
@@ -139,7 +139,7 @@ class SuperpositionState(_State):
 
     @classmethod
     def empty(cls, batch_size: int, *, device: torch.device | str = "cpu", backend: str = "auto") -> SuperpositionState:
-        """States of `batch_size` empty stacks. `backend` is `"auto"`, `"torch"` or `"cpp"`."""
+        """States of `batch_size` empty stacks on `device`. `backend` is `"auto"`, `"torch"` or `"cpp"`."""
         return _empty(cls, batch_size, Layout(1, 1), device, backend)
 
     @names_argument("actions", 1)
@@ -154,6 +154,9 @@ class SuperpositionState(_State):
 
         Returns:
             Attention weights (B, c, length + c), and the new state.
+
+        Raises:
+            TypeError, ValueError: as in `superposition_weights`, or the batch size or device is not that of the state.
         """
         checks.check_actions(actions, lengths)
         checks.check_same_batch("actions", actions, self)
@@ -200,7 +203,19 @@ class NondeterministicState(_State):
         device: torch.device | str = "cpu",
         backend: str = "auto",
     ) -> NondeterministicState:
-        """States of `batch_size` stacks with only the bottom element. `backend` is `"auto"`, `"torch"` or `"cpp"`."""
+        """States of stacks with only the bottom element.
+
+        Args:
+            batch_size: number of stacks.
+            num_states: number of states Q.
+            num_symbols: number of stack symbols S.
+            device: device of the stacks.
+            backend: `"auto"`, `"torch"` or `"cpp"`.
+
+        Raises:
+            ValueError: a number is not a positive integer (`batch_size` may be 0), or the backend has no states.
+            RuntimeError: the requested backend is not available.
+        """
         checks.check_count("num_states", num_states)
         checks.check_count("num_symbols", num_symbols)
         return _empty(cls, batch_size, Layout(num_states, num_symbols), device, backend)
@@ -221,6 +236,10 @@ class NondeterministicState(_State):
 
         Returns:
             Attention weights (B, c, length + c + 1, Q, S), and the new state.
+
+        Raises:
+            TypeError, ValueError: as in `nondeterministic_weights`, or the batch size, device, Q or S is not that of
+                the state.
         """
         checks.check_transitions(log_push, log_replace, log_pop, lengths)
         return self.extend_joined(join_transitions(log_push, log_replace, log_pop), lengths)

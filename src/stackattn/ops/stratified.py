@@ -81,7 +81,7 @@ def stratified_readings(
             `stratified_weights(push, pop, lengths) @ values`
 
     Raises:
-        TypeError, ValueError: as in `stratified_weights`, or the values do not fit.
+        TypeError, ValueError: as in `stratified_weights`, or `values` has the wrong type, dtype, shape or device.
 
     Examples::
 
@@ -114,7 +114,7 @@ class StratifiedState(TensorState):
 
     @classmethod
     def empty(cls, batch_size: int, *, device: torch.device | str = "cpu") -> StratifiedState:
-        """States of `batch_size` empty stacks."""
+        """States of `batch_size` empty stacks on `device`."""
         checks.check_count("batch_size", batch_size, least=0)
         return cls(torch.zeros(batch_size, 0, dtype=torch.float64, device=device), 0)
 
@@ -123,7 +123,7 @@ class StratifiedState(TensorState):
         return type(self)(function(self._tensor), self.length)
 
     def restart(self, rows: Tensor) -> StratifiedState:
-        """The same states, with an empty stack for each sequence where `rows`, (B,), bool, is True."""
+        """The same state, with an empty stack for each sequence where `rows`, (B,), bool, is True."""
         rows = checks.check_rows(rows, self)
         return self.map(lambda x: x.where(~rows[:, None], 0.0))
 
@@ -145,6 +145,9 @@ class StratifiedState(TensorState):
 
         Returns:
             Attention weights (B, c, length + c), and the new state.
+
+        Raises:
+            TypeError, ValueError: as in `stratified_weights`, or the batch size or device is not that of the state.
         """
         push, pop = _strengths(push, pop, lengths)
         checks.check_same_batch("push", push, self)
@@ -163,9 +166,8 @@ def _strengths(push: Tensor, pop: Tensor, lengths: Tensor | None) -> tuple[Tenso
     for name, x in (("push", push), ("pop", pop)):
         checks.check_tensor(name, x)
         if x.dim() != 2 or x.shape != push.shape:
-            raise ValueError(
-                f"{name}: expected shape {'(B, T)' if x is push else tuple(push.shape)}, got {tuple(x.shape)}"
-            )
+            expected = "shape (B, T)" if name == "push" else f"shape {tuple(push.shape)} like push"
+            raise ValueError(f"{name}: expected {expected}, got {tuple(x.shape)}")
         if x.device != push.device:
             raise ValueError(f"{name}: expected device {push.device} like push, got {x.device}")
     checks.check_lengths(lengths, push)
