@@ -12,7 +12,7 @@
 - keep_mask.py: the random numbers of dropout
 - states.py: the superposition and nondeterministic stacks step by step; extension.py: the operator that extends them,
   with its gradient
-- tensor_state.py: base class of states that are one tensor
+- tensor_state.py: base class of all states
 - reading_states.py: stacks step by step that return readings instead of attention weights
 - documents.py: several documents in one row: `by_documents`
 - runs.py: single runs of the nondeterministic stack

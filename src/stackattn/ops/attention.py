@@ -2,7 +2,7 @@
 
 PyTorch has no fused attention with dropout for the CPU, and for small heads its fused attention without dropout is slow
 too. The kernel reads queries, keys and values where the projection leaves them, stores one number for each row instead
-of the weights, and draws the dropout mask again in the backward pass.
+of the weights, and computes the dropout mask again in the backward pass.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def causal_attention(
         (B, T, heads * size)
 
     Raises:
-        TypeError, ValueError: an argument has the wrong shape, dtype or device, or is out of range.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or is out of range.
+        RuntimeError: the requested backend is not available.
 
     Examples::
 
@@ -95,7 +96,7 @@ def _with_pytorch(packed: Tensor, heads: int, lengths: Tensor | None, dropout: f
     if packed.device.type != "cpu" or not (dropout or is_forward_mode()):
         return _join(scaled_dot_product_attention(queries, keys, values, None, dropout, True), lengths)
     # On the CPU, PyTorch's attention has no forward-mode derivative, and with dropout it takes three times as many
-    # operations as this.
+    # operations as the code below.
     T, size = queries.shape[2:]
     future = torch.full((T, T), -torch.inf, dtype=packed.dtype).triu(1)
     flat = (x.flatten(0, 1) for x in (queries, keys.mT))  # (B * heads, T, size), (B * heads, size, T)

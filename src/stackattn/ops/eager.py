@@ -14,7 +14,8 @@ from . import dispatch
 def is_plain(*tensors: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
     """True for ordinary tensors of these dtypes on the CPU if the kernel is available.
 
-    False inside torch.compile, torch.func, forward-mode differentiation and tracing, and for tensor subclasses.
+    False inside torch.compile, torch.func, forward-mode differentiation and tracing, and for tensor subclasses other
+    than Parameter.
     """
     return (
         dispatch.kernel is not None

@@ -1,8 +1,8 @@
 """When values are checked: at once on the CPU, and on request on other devices.
 
-Reading a value of a tensor on a GPU waits until the GPU has computed it, and cannot be captured in a CUDA graph. There,
-the operators do not read values. Rows for which they would raise an error, or which they would compute again in
-arithmetic of a larger range, become nan.
+Reading a value of a tensor on a GPU waits until the GPU has computed it, and cannot be captured in a CUDA graph. On a
+GPU, the operators therefore do not read values. Rows for which they would raise an error, or which they would compute
+again in arithmetic of a larger range, become nan.
 """
 
 from __future__ import annotations

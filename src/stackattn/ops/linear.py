@@ -74,7 +74,7 @@ def _is_faster(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether the processor is an AMD one with AVX-512, and PyTorch is recent enough and can call oneDNN."""
+    """Whether this is an AMD processor with AVX-512, and PyTorch is recent enough and can call oneDNN."""
     if torch.__version__ < "2.13":  # compared as versions; in 2.6, the last bits depend on the number of threads
         return False
     if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":

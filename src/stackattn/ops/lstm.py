@@ -1,7 +1,7 @@
 """LSTMs with a stack, all steps in one call.
 
-A loop over time in Python spends most of its time between small operations. The kernel runs the loop, and the gradients
-of the weights are matrix products over all steps.
+A loop over time steps in Python spends most of its time on the overhead of small operations. The kernel runs the loop,
+and the gradients of the weights are matrix products over all steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def superposition_lstm(
     (sigmoid), and the top of the stack is part of the input of the step. All tensors must be float32 on the CPU.
 
     Args:
-        inputs: (B, T, 4 h), the contribution of the input and the bias to the gates: input, forget, cell, output.
+        inputs: (B, T, 4 h), the contribution of the input and the bias to the input, forget, cell and output gates.
         weight_reading: (4 h, m), from the reading to the gates.
         weight_hidden: (4 h, h), from the previous hidden state to the gates.
         map: (3 + m, h), from the previous hidden state to the logits of push, no-op and pop and to the value.
@@ -61,7 +61,7 @@ def nondeterministic_lstm(
     the reading is part of the input of each step. All tensors must be float32 on the CPU.
 
     Args:
-        inputs: (B, T, 4 h), the contribution of the input and the bias to the gates: input, forget, cell, output.
+        inputs: (B, T, 4 h), the contribution of the input and the bias to the input, forget, cell and output gates.
         weight_reading: (4 h, Q S m), from the reading to the gates.
         weight_hidden: (4 h, h), from the previous hidden state to the gates.
         map: (Q S (2 Q S + Q) + m, h), from the previous hidden state to the log weights of push, replace and pop from
@@ -71,7 +71,7 @@ def nondeterministic_lstm(
         num_states: Q.
 
     Returns:
-        (B, T, h), or None if a log weight is nan or infinite, or if the range of float64 does not suffice.
+        (B, T, h), or None if a log weight is nan or +inf, or if the range of float64 does not suffice.
 
     Examples::
 

@@ -47,7 +47,8 @@ def nondeterministic_weights(
         (B, T, T + 1, Q, S)
             `weights[b, t, i, r, y]`: the share of all runs that are in state r after step t, with symbol y on top, and
             whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no run
-            reaches, because all transitions are forbidden or lead out of the window, is zero and has zero gradients.
+            reaches, because all runs are forbidden or have popped the bottom or an element that left the window, is
+            zero and has zero gradients.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or contains nan or +inf within
@@ -115,8 +116,8 @@ def _(log_push, log_replace, log_pop, lengths, backend):
 @names_argument("log_push", 1)
 def _(grad, log_push, log_replace, log_pop, lengths, memory, backend):
     checks.check_transitions(log_push, log_replace, log_pop, lengths)
-    if grad.shape != (*log_push.shape[:2], log_push.shape[1] + 1, *log_push.shape[2:4]):
-        raise ValueError(f"grad: expected the shape of the attention weights, got {tuple(grad.shape)}")
+    if grad.shape != (expected := (*log_push.shape[:2], log_push.shape[1] + 1, *log_push.shape[2:4])):
+        raise ValueError(f"grad: expected shape {expected} like the attention weights, got {tuple(grad.shape)}")
     lengths = checks.copy_lengths(lengths, log_push.shape[1])
     if backend == "cpp":
         return native.nondeterministic_backward(grad, log_push, log_replace, log_pop, lengths)

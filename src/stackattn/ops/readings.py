@@ -56,7 +56,9 @@ def nondeterministic_readings(
             `weights[b, t, :, q, s] @ values[b]` with the weights of `nondeterministic_weights`.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong shape, dtype or device, or a log weight is nan or +inf.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or a log weight within the
+            lengths is nan or +inf.
+        RuntimeError: the requested backend is not available.
 
     Examples::
 
@@ -98,7 +100,7 @@ def joined_readings(transitions: Tensor, values: Tensor, lengths: Tensor | None,
 def _kernel_is_faster(values: Tensor) -> bool:
     """Whether the kernel's readings are faster than weights times values.
 
-    The kernel computes in float64, PyTorch's product in the dtype of the values, which is faster for long values.
+    The kernel computes in float64, PyTorch's product in the dtype of the weights, which is faster for long vectors.
     """
     return values.shape[2] <= max(values.shape[1], 16)
 

@@ -119,8 +119,9 @@ def nondeterministic_weights(
 def _shifted(push: Tensor, replace: Tensor, pop: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The log weights minus the largest one of each step; -inf where the difference is below `LOWEST`.
 
-    The subtraction divides all runs by the same number, which cancels. Without it, sums of logits such as 1e30 would
-    have no digits left for the logarithms of the probabilities. The other backends have the same lower limit.
+    The subtraction divides the weights of all runs by the same number, which cancels. Without it, sums of logits such
+    as 1e30 would have no digits left for the logarithms of the probabilities. The other backends have the same lower
+    limit.
     """
     if push.shape[1] == 0:
         return push, replace, pop

@@ -62,7 +62,7 @@ class AutomatonRun:
     def listing(self, labels: Sequence[object] | None = None) -> str:
         """One line per step, indented by the depth of the affected element, so that a push and its pop are aligned.
 
-        `labels` (for example the input tokens) replace the step numbers.
+        `labels` (for example the input tokens) replace the step numbers; ValueError if there is not one for each step.
         """
         texts = [str(label) for label in (range(len(self.operations)) if labels is None else labels)]
         if len(texts) != len(self.operations):
@@ -94,7 +94,7 @@ def best_runs(
 
     Raises:
         TypeError, ValueError: as in `nondeterministic_weights`.
-        ValueError: a sequence has no run, because transitions are forbidden or lead out of the window.
+        ValueError: a sequence has no run: all are forbidden or pop the bottom or an element that left the window.
 
     Examples::
 

@@ -86,7 +86,9 @@ def superposition_readings(
             `superposition_weights(actions, lengths, depth=depth) @ values`
 
     Raises:
-        TypeError, ValueError: an argument has the wrong shape, dtype or device, or an action is nan or infinite.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or an action within the lengths
+            is nan or infinite.
+        RuntimeError: the requested backend is not available.
 
     Examples::
 
@@ -129,8 +131,8 @@ def _(actions, lengths, backend):
 @names_argument("actions", 1)
 def _(grad, actions, lengths, backend):
     checks.check_actions(actions, lengths)
-    if grad.shape != (*actions.shape[:2], actions.shape[1]):
-        raise ValueError(f"grad: expected the shape of the attention weights, got {tuple(grad.shape)}")
+    if grad.shape != (expected := (*actions.shape[:2], actions.shape[1])):
+        raise ValueError(f"grad: expected shape {expected} like the attention weights, got {tuple(grad.shape)}")
     lengths = checks.copy_lengths(lengths, actions.shape[1])
     if backend == "cpp":
         return native.superposition_backward(grad, actions, lengths)

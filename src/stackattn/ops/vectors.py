@@ -28,11 +28,11 @@ def read_stack(
         stack: (B, height, m)
             float32 or float64, which is the dtype of the computation.
         lengths: (B,), optional
-        depth: number of elements that are kept.
+        depth: number of elements that are kept, or None for all.
         backend: `"torch"` or `"cpp"`.
 
     Returns:
-        Readings (B, T, m) in the dtype of the actions, and the stack after the last step (B, height, m).
+        Readings (B, T, m) in the dtype of the actions, and the stack after the last step (B, new height, m).
     """
     result = _read(actions.to(stack.dtype), values.to(stack.dtype), stack, lengths, depth, True, backend)
     readings, stack = result.split((actions.shape[1], result.shape[1] - actions.shape[1]), dim=1)

@@ -1,4 +1,4 @@
-"""Calls of the C++ kernel with tensors.
+"""Calls to the C++ kernel for stacks.
 
 Tensors are passed as DLPack capsules, and the kernel checks device, dtype, shape and layout before it takes an address
 (kernel/arrays.h): a wrong tensor raises an error, even under `python -O`. A capsule costs 0.25 us; passing the tensor
@@ -155,7 +155,7 @@ def kept_charts(steps: Tensor, values: Tensor, limit: int) -> Tensor | None:
 
 
 def readings(steps: Tensor, values: Tensor, lengths: Tensor | None, kept: Tensor | None) -> Tensor:
-    """Stack readings; the charts of the forward pass are stored in `kept` for `readings_backward`."""
+    """Stack readings; the charts of the forward pass are stored in `kept`, if given, for `readings_backward`."""
     wide, vectors = _readable(steps), _readable(values.to(steps.dtype))
     result = wide.new_empty(readings_shape(steps, values))
     _readings_call("readings", lengths, wide, vectors, kept, result)
@@ -190,7 +190,7 @@ def windowed(
     band: Tensor | None = None,
     band_after: Tensor | None = None,
 ) -> Tensor:
-    """Rows of the windowed stack, see `ops.window.rows_after`; `band` and `band_after` are made by `empty_band`."""
+    """Rows of the windowed stack (see `ops.window.rows_after`); `band` and `band_after` are made by `empty_band`."""
     wide = _readable(steps)
     rows = history.new_empty(len(steps), values.shape[1], history.shape[2])
     arrays = wide, _readable(values.to(wide.dtype)), _readable(history)

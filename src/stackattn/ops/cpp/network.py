@@ -1,4 +1,7 @@
-"""Softmax attention, dropout, cross-entropy and LSTMs of the C++ kernel, for float32 tensors on the CPU."""
+"""Calls to the C++ kernel for softmax attention, dropout, cross-entropy and LSTMs.
+
+All tensors are on the CPU and float32; logits may also be float64.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The windowed nondeterministic stack in plain PyTorch (docs/maths.md, section 10), forward and backward.
 
-A *row* (B, Q S, m + 1) sums over all runs up to a time point, and is divided by their mass: the sum of their top
-vectors, and alpha. band.py computes the rows; this module handles padding, and decides where the range of float64 is
-sufficient.
+A *row* (B, Q S, m + 1) contains the weighted sum of the top vectors of all runs up to a time point, and alpha, both
+divided by the mass of these runs. band.py computes the rows; this module handles padding, and decides where the range
+of float64 is sufficient.
 """
 
 from __future__ import annotations

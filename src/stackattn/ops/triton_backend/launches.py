@@ -19,7 +19,7 @@ DEFAULT_MEMORY = 2048
 """MB of charts, unless STACKATTN_CHART_MEMORY sets another limit."""
 
 MOST_SEQUENCES = 65535
-"""Largest size of the second and third axes of a grid in CUDA; all kernels have the sequences on one of them."""
+"""Largest size of the second and third axes of a grid in CUDA; most kernels have the sequences on one of them."""
 
 # The defaults differ between versions of Triton. One stage: prefetching needs more shared memory.
 _OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}

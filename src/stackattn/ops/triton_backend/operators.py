@@ -1,8 +1,8 @@
 """The operators and their backward passes in Triton, with the interface of pytorch/operators.py.
 
-Everything but the charts is shared with the `torch` backend, including the criterion for the range of float64. A batch
-whose charts need more memory than STACKATTN_CHART_MEMORY (in MB) is computed in parts, and its charts are not kept for
-the backward pass.
+Everything except the charts is shared with the `torch` backend, including the criterion for the range of float64. A
+batch whose charts need more memory than STACKATTN_CHART_MEMORY (in MB) is computed in parts, and its charts are not
+kept for the backward pass.
 """
 
 from __future__ import annotations
