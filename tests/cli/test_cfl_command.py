@@ -219,6 +219,17 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert f"--configs: expected a folder, got {tmp_path / 'none'}" in capsys.readouterr().err
 
 
+def test_reproduce_names_the_option_with_a_wrong_folder(tmp_path, capsys):
+    missing = tmp_path / "marked-reversal/lstm.yaml"
+    assert main(["reproduce", "figure-2", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    expected = f"--configs: expected a folder with TASK/MODEL.yaml for all runs, found no {missing}"
+    assert expected in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    for command in (["reproduce", "figure-2"], ["cfl", "sweep", "figure-2/dyck/tf"]):
+        assert main([*command, "--out", str(tmp_path / "file")]) == 2
+        assert f"--out: expected a folder, got the file {tmp_path / 'file'}" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_each_array_job_trains_one_run(tmp_path, capsys):
     """A loop takes the place of a cluster, and one job is repeated."""

@@ -56,8 +56,11 @@ def test_demo_trains_the_models_and_draws_a_figure(tmp_path, capsys, monkeypatch
 def test_demo_needs_its_configurations(tmp_path, capsys):
     assert main(["demo", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr()
-    assert f"but there is no {tmp_path / 'tf.yaml'}" in printed.err
-    assert printed.out == ""  # checked before anything is shown
+    assert f"found no {tmp_path / 'tf.yaml'}" in printed.err
+    assert printed.out == ""  # the files are checked before anything is printed
+    (tmp_path / "file").touch()
+    assert main(["demo", "--out", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"stackattn demo: --out: expected a folder, got the file {tmp_path / 'file'}\n"
 
 
 def test_closing_bracket_share():

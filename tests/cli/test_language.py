@@ -70,7 +70,7 @@ def test_show(run):
         "symbols: ( ) [ ]",
         "unambiguous: yes",
         "    S -> S T [1/2] | T [1/2]",
-        "valid lengths in 2..20: 10: 2 4 .. 20",
+        "10 valid lengths in 2..20: 2 4 .. 20",
         f"     2  {dyck().length_log_prob(2):12.6f}  {math.log(2):.6f} (exact) ({math.log(2) / 3:.6f})",
         "(S (T -LRB- -RRB-))",
         "    └── )",
@@ -91,7 +91,7 @@ def test_show_a_grammar_file_with_no_strings_in_range(run, tmp_path):
     code, out, _ = run("show", str(path), "--length", "3")
     assert code == 0
     assert "language: even" in out
-    assert "valid lengths in 3..3: 0\n" in out
+    assert "0 valid lengths in 3..3\n" in out
 
 
 def test_write(run, tmp_path):

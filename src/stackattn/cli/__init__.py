@@ -44,6 +44,9 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         The exit code.
+
+    Raises:
+        SystemExit: for `--help`, `--version` and arguments that cannot be parsed.
     """
     parser = make_parser()
     argv = sys.argv[1:] if argv is None else argv

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_number, add_seed, naming, path
+from .arguments import add_number, add_seed, check_output_folder, naming, path
 
 if TYPE_CHECKING:
     from ..analysis.study import Study
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=EXAMPLE,
         metavar="RUN",
-        help="folder of a run, or of several runs (then only the report is written); `example` is a small model of "
-        "brackets that is shipped with the package (default: %(default)s)",
+        help="folder of a run, or of several runs (then only the report is written); `example` is a shipped run of a "
+        "small model trained on brackets (default: %(default)s)",
     )
     strings = parser.add_mutually_exclusive_group()
     strings.add_argument(
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampled = "number of sampled strings, or of sentences from the validation set, to step through"
     add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
     add_number(parser, "--stack", "show only the stack with this number, counted from 1", "all stacks")
-    add_seed(parser, "sampled strings and runs")
+    add_seed(parser, "the sampled strings and of sampled runs of nondeterministic stacks")
     parser.add_argument(
         "--out", type=path, metavar="FOLDER", help="output folder (default: RUN/analysis, or out/example)"
     )
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.run == EXAMPLE and not folder.exists():
         folder, out = Path(str(files("stackattn.analysis"))) / EXAMPLE, Path("out", EXAMPLE)
     out = Path(args.out or out)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: expected a folder, got the file {out}")
+    check_output_folder(out)
     with status("reading the runs") as show_status:
         with naming(texts="--string", stack="--stack"):
             found = study(
@@ -135,7 +134,7 @@ def show(study: Study) -> None:
                 table.add_row(f"({name})", "", "", "", percent(real), percent(derived))
         Console(highlight=False).print(table, "", markup=False)
     if study.baselines():
-        print("Rows in parentheses are baselines: stacks that know nothing about the language.")
+        print("Rows in parentheses are baselines: stacks whose actions do not depend on the string.")
     names = {studied.run.METRIC.name for studied in study.runs}
     if "difference" in names:
         what = "cross-entropy minus that of the language itself, in nats per symbol, on validation strings"
@@ -154,4 +153,5 @@ def show(study: Study) -> None:
 
 
 def explain(column: str, meaning: str) -> None:
+    """Print the meaning of a column of the table."""
     print(textwrap.fill(meaning.strip(), 100, initial_indent=f"{column + ':':<12}", subsequent_indent=" " * 12))

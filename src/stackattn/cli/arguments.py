@@ -35,7 +35,10 @@ def path(text: str) -> Path:
 
 @contextmanager
 def naming(**options: str) -> Iterator[None]:
-    """Replace the argument at the start of an error message with the option that the user typed.
+    """Replace the argument at the start of the message of a ValueError with the option that the user typed.
+
+    Args:
+        options: the option for each argument, such as `shares="--split"`.
 
     Example:
         >>> with naming(shares="--split"):
@@ -70,8 +73,13 @@ def add_number(
     """Add an option that takes a number.
 
     Args:
-        default: the number if the option is omitted, or text that describes what happens then (the value is None).
+        parser: the parser, or a group of its arguments.
+        name: the option, such as `--epochs`.
+        meaning: help text, to which the default is added.
+        default: the number if the option is omitted, or text that describes the default; the value is None then.
         least: the smallest number allowed (default: no limit).
+        kind: type of the number.
+        metavar: name of the number in the help.
     """
     parser.add_argument(
         name,
@@ -107,6 +115,12 @@ def add_corpus_of_run(parser: argparse.ArgumentParser, splits: Sequence[str]) ->
 def add_new_corpus(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
     """Add the argument `name` for the folder of a corpus to prepare."""
     parser.add_argument(name, type=path, help="folder of the corpus; must not exist", **options)
+
+
+def check_output_folder(out: Path) -> None:
+    """Raise ValueError if the folder to write to is a file."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out: expected a folder, got the file {out}")
 
 
 def add_output_folder(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:
@@ -176,13 +190,13 @@ def add_training_arguments(commands: Any, example: str) -> None:
     sweep = commands.add_parser(
         "sweep",
         help="train several models from random restarts and choose the best",
-        description="Train several models that differ in their random seeds and learning rates, and choose the best by "
-        "validation. Run the same command again to continue.",
+        description="Train several models with different random seeds, learning rates and, for `lm`, batch sizes, and "
+        "choose the one with the best validation score. Run the same command again to continue.",
     )
     sweep.set_defaults(to_continue=TO_CONTINUE)
     add_output_folder(sweep, "folder of the runs 00, 01, ...")
     add_number(sweep, "--restarts", "number of runs", 10, least=1)
-    drawn = "seed from which learning rates and the seeds of the runs are drawn"
+    drawn = "seed from which the learning rate, the seeds and, for `lm`, the batch size of each run are drawn"
     add_number(sweep, "--seed", drawn, 0, least=0)
     add_sweep_arguments(sweep)
     for command in (train, sweep):
@@ -209,7 +223,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
         ("--minutes-each", "total time limit of each run in minutes, including the time before it was resumed"),
     ):
         add_number(parser, name, meaning, "no limit", least=0, kind=float, metavar="MINUTES")
-    parallel = "number of runs at the same time, with one thread each"
+    parallel = "number of runs to train at the same time, with one thread each"
     add_number(parser, "--processes", parallel, "number of cores, or of GPUs with --device cuda", least=1)
     parser.add_argument(
         "--device",
@@ -220,8 +234,8 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="address of a Ray cluster to run on, or `local` to start one here that only this machine can reach; "
-        "needs stackattn[cluster] (default: local processes without Ray)",
+        help="address of a Ray cluster to run on, or `local` to start a cluster on this machine that other machines "
+        "cannot reach; needs stackattn[cluster] (default: local processes without Ray)",
     )
     memory = "memory to reserve for each run on a cluster, in GB"
     add_number(parser, "--memory", memory, "2", least=0, kind=float, metavar="GB")
@@ -233,7 +247,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset",
         choices=("paper", "published"),
         help="follow the paper or the published code in the options where they differ (default: the preset of the "
-        "configuration, otherwise the paper)",
+        "configuration, otherwise paper)",
     )
     parser.add_argument(
         "--set",

@@ -11,8 +11,9 @@ from .training import run_action
 LEGEND = (
     "Cross-entropies are in nats per symbol. The lower bound assumes that the length is known, but the model must "
     "predict it: with N training lengths, this adds ln(N)/(length+1) for a perfect model. The column after the "
-    "difference subtracts this length term, for lengths seen in training. Validity is the mean probability of possible "
-    "next symbols; flawless is the share of strings in which the model's most likely next symbol is always possible."
+    "difference subtracts this length term, for lengths seen in training. Validity is the mean total probability of "
+    "the possible next symbols; flawless is the share of strings in which the model's most likely next symbol is "
+    "always possible."
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..paper.configurations import CONFIGS, load_configuration
 from ..paper.names import LABELS, STACKS_ALONE
-from .arguments import TO_CONTINUE, add_number, add_output_folder, add_seed
+from .arguments import TO_CONTINUE, add_number, add_output_folder, add_seed, check_output_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ SYMBOLS = ("⊥", "(", "[")  # stack symbols; the bottom symbol comes first
 DEMO_CONFIGS = CONFIGS / "demo"
 MODELS = {slug: (LABELS | STACKS_ALONE)[slug] for slug in ("tf", "tf-nd", "nd")}
 SHOWN = "[ ( ) ( [ ] ( ) ) ] ( [ ( ) ] )"  # string of the attention map
-LENGTHS = (16, 28, 40, 60, 80, 100)  # lengths at which the models are measured; those of training are 10 to 20
+LENGTHS = (16, 28, 40, 60, 80, 100)  # lengths at which the models are measured; training strings have 10 to 20 symbols
 TABLE_LENGTHS = (16, 40, 100)
 
 
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    check_output_folder(args.out)
     console = Console(highlight=False)
     jobs = {name: configure(Path(args.configs) / f"{name}.yaml", args.seed, args.epochs) for name in MODELS}
     read_brackets(console, args.seed)
@@ -79,12 +80,16 @@ def read_brackets(console: Console, seed: int) -> None:
 
 
 def bracket_transitions(tokens: list[str], generator, right: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Log weights of an automaton that pushes opening brackets and pops them at closing brackets.
+    """Normally distributed log weights of an automaton that usually pushes opening brackets and pops at closing ones.
 
-    All log weights are normally distributed noise; `right` is added to those of the correct transitions.
+    Args:
+        tokens: the T brackets.
+        generator: source of the noise.
+        right: what is added to the log weights of the correct transitions.
 
     Returns:
-        Log weights (1, T, 1, 3, 1, 3), (1, T, 1, 3, 1, 3) and (1, T, 1, 3, 1): one state, three stack symbols.
+        Log weights of push (1, T, 1, 3, 1, 3), replace (1, T, 1, 3, 1, 3) and pop (1, T, 1, 3, 1): one state, three
+        stack symbols.
     """
     import torch
 
@@ -129,7 +134,7 @@ def compare(console: Console, out: Path, jobs: dict[str, CFLConfig], seed: int) 
         f"{jobs['tf'].training.max_epochs} epochs.\n"
         "   After each epoch: the difference between the model's cross-entropy and the entropy of the language, in "
         "nats per symbol. 0 is perfect.\n"
-        "   Then each model predicts the types of closing brackets in longer strings, which depend on the open ones.",
+        "   Then each model predicts the types of closing brackets, which depend on the open ones, in longer strings.",
         markup=False,
         soft_wrap=True,
     )
@@ -154,10 +159,9 @@ def compare(console: Console, out: Path, jobs: dict[str, CFLConfig], seed: int) 
 
 
 def configure(path: Path, seed: int, epochs: int | None) -> CFLConfig:
+    """Load a configuration; replace its seeds and, unless `epochs` is None, its number of epochs."""
     if not path.exists():
-        raise FileNotFoundError(
-            f"--configs: expected a folder with tf.yaml, tf-nd.yaml and nd.yaml, but there is no {path}"
-        )
+        raise FileNotFoundError(f"--configs: expected a folder with tf.yaml, tf-nd.yaml and nd.yaml, found no {path}")
     seeds = ("language.seed", "training.init_seed", "training.shuffle_seed")
     overrides = [f"{key}={seed}" for key in seeds]
     config = load_configuration("cfl", path, overrides + ([] if epochs is None else [f"training.max_epochs={epochs}"]))
@@ -182,6 +186,7 @@ def measure_shares(out: Path, config: CFLConfig) -> dict[str, list[tuple[int, fl
 
 
 def show_table(console: Console, out: Path, shares: dict[str, list[tuple[int, float]]], guess: float) -> None:
+    """Print the parameters, training time, validation difference and shares of each model."""
     from rich.table import Table
 
     from ..models.saving import load

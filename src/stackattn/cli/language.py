@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--all", action="store_true", help="print a line for every valid length (default: for three of them)"
     )
-    add_number(show, "--samples", "sample size of entropy estimates", 200)
-    add_seed(show, "entropy estimates")
+    add_number(show, "--samples", "number of sampled strings for each entropy estimate", 200)
+    add_seed(show, "the entropy estimates")
     for name, metavar, shown in (
         ("--parse", "STRING", "draw the most probable parse tree of this string"),
         ("--after", "PREFIX", "show the true next-symbol distribution after this prefix"),
@@ -189,7 +189,8 @@ def _show(args: argparse.Namespace) -> None:
     if grammar is not None:
         print(f"start: {grammar.start}\nunambiguous: {'yes' if grammar.unambiguous else 'not known'}\nrules:")
         print("".join(f"    {line}\n" for line in grammar.to_text().splitlines()), end="")
-    print(f"valid lengths in {shortest}..{longest}: {len(valid)}{': ' if len(valid) else ''}{_ranges(valid.tolist())}")
+    found = f": {_ranges(valid.tolist())}" if len(valid) else ""
+    print(f"{len(valid)} valid length{'s' * (len(valid) != 1)} in {shortest}..{longest}{found}")
     chosen = list(valid) if args.all else [valid[i] for i in sorted({0, len(valid) // 2, len(valid) - 1}) if len(valid)]
     if chosen:
         print("length  ln p(length)  entropy of strings, nats (and per symbol, end counted)")
@@ -269,7 +270,7 @@ def _add_action(commands: Any, name: str, summary: str, description: str) -> arg
 
 def _length_arguments(parser: argparse.ArgumentParser, default: tuple[int, int]) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--length", type=int, help="a single length, in symbols (default: use --lengths)")
+    group.add_argument("--length", type=int, help="a single length, in symbols (default: the range of --lengths)")
     group.add_argument(
         "--lengths",
         type=int,

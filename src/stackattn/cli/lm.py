@@ -128,7 +128,7 @@ def _generate(args: argparse.Namespace) -> int:
     prompt = vocabulary.split(args.prompt)
     start = vocabulary.encode(prompt)
     if unknown := [token for token, i in zip(prompt, start, strict=True) if vocabulary.types[i] != token]:
-        print(f"not in the model's vocabulary: {' '.join(unknown)}", file=sys.stderr)
+        print(f"--prompt: replaced tokens that are not in the vocabulary: {' '.join(unknown)}", file=sys.stderr)
     if not args.temperature > 0:
         advice = "pass --top-k 1 for the most likely tokens"
         raise ValueError(f"--temperature: expected a positive number, got {args.temperature:g}; {advice}")

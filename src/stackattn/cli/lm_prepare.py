@@ -82,7 +82,7 @@ def prepare_treebank(args: argparse.Namespace) -> int:
         return 0
     if report["training sentence left out"] is None:
         number = penn_treebank.LEFT_OUT
-        print(f"training sentence {number:,} does not start with `#`, so none was left out", file=sys.stderr)
+        print(f"training sentence {number:,} does not start with `#`, so it was not left out", file=sys.stderr)
     if _show_comparison(penn_treebank.compare(report, vocabulary)):
         return 0
     sections = ", ".join(f"{section}: {count:,}" for section, count in report["sentences of sections"].items())

@@ -32,15 +32,15 @@ def add_arguments(commands: Any) -> None:
             help=f"the two files of the {name} set ({'required' if required else 'default: no test set'})",
         )
     add_new_corpus(prepare, "--out", required=True, metavar="FOLDER")
-    for name, kind, default, description in (
-        ("--max-characters", int, 150, "drop pairs with a sentence of more than N characters"),
-        ("--max-ratio", float, 4.0, "drop training pairs with a side more than N times as long as the other"),
-        ("--sample", int, 100_000, "number of training pairs to draw at random; 0 keeps all of them, in order"),
-        ("--seed", int, 123, "seed of the sample"),
-        ("--pieces", int, 32_000, "number of pieces to learn; fewer are learned from a small text"),
-        ("--threshold", int, 50, "use a piece only in languages in which it occurs at least N times"),
-    ):
-        add_number(prepare, name, description, default, kind=kind)
+    add_number(prepare, "--max-characters", "drop pairs with a sentence of more than N characters", 150)
+    ratio = "drop training pairs in which one side is more than N times as long as the other"
+    add_number(prepare, "--max-ratio", ratio, 4.0, kind=float)
+    sample = "number of training pairs to draw at random; 0 keeps all of them, in order"
+    add_number(prepare, "--sample", sample, 100_000, least=0)
+    add_number(prepare, "--seed", "seed of the sample", 123)
+    add_number(prepare, "--pieces", "number of pieces to learn; fewer are learned from a small text", 32_000)
+    threshold = "use a piece only in languages in which it occurs at least N times"
+    add_number(prepare, "--threshold", threshold, 50)
 
 
 def prepare(args: argparse.Namespace) -> int:

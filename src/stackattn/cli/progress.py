@@ -188,6 +188,7 @@ def _counted(items: Iterable[T], what: str, total: int | None) -> Iterator[T]:
 
 
 def summary(values: dict[str, Any]) -> str:
+    """Return one line that describes an evaluation."""
     parts = [f"epoch {values['epoch']:3d}", f"loss {values['train_loss']:.4f}", _headline(values)]
     return "  ".join([*parts, f"lr {values['learning_rate']:.2g}", f"{values['seconds']:.0f} s"])
 

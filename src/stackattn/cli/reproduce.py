@@ -1,4 +1,4 @@
-"""Reproduce a figure or table of the paper: train the missing runs, then show all runs in the output folder.
+"""Reproduce a figure or table of the paper: train the missing runs, then show the results of the output folder.
 
 Finished runs are not trained again. The restarts of a model on a task are in OUT/TASK/MODEL/00, 01, ...
 """
@@ -28,7 +28,7 @@ from .training import print_unfinished, run_jobs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets = add_actions(parser, "TARGET")
     for name, target in TARGETS.items():
-        what = "Train the missing runs and show all runs in the folder; `--budget 0` only shows them."
+        what = "Train the missing runs, then show the results of all runs in the folder; `--budget 0` only shows them."
         description = f"{target.summary}. {what if target.trains else 'Nothing is trained.'}"
         command = targets.add_parser(name, help=target.summary, description=description)
         command.set_defaults(to_continue=TO_CONTINUE)
@@ -68,7 +68,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         type=at_least(0),
         nargs="+",
         metavar="K",
-        help="train only the restarts with these numbers, counted from 0 (default: all up to --restarts)",
+        help="train only the restarts with these numbers, counted from 0 (default: the first --restarts)",
     )
     add_sweep_arguments(command)
     command.add_argument(
@@ -77,7 +77,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         metavar="FOLDER",
         help="folder of configurations, TASK/MODEL.yaml (default: the shipped ones, see `stackattn config list`)",
     )
-    one = "train only the N-th run, counted from 0, and show nothing: for array jobs of a cluster"
+    one = "train only the N-th run, counted from 0, and show nothing: for array jobs on a cluster"
     add_number(command, "--job", one, "all")
     add_config_arguments(command)
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .arguments import naming
+from .arguments import check_output_folder, naming
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -29,6 +29,7 @@ def run_jobs(jobs: Sequence[tuple[Path, Any]], args: argparse.Namespace, report:
     """Train many runs with the arguments of `add_sweep_arguments`; return the folders of runs that failed."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("torchrun trains one run in several processes; start sweeps without it")
+    check_output_folder(args.out)
     if args.cluster is not None:
         from ..training.cluster import MEMORY, run_all_on_cluster
 

@@ -66,7 +66,7 @@ class Target:
         overrides: Sequence[str] = (),
         preset: str | None = None,
     ) -> list[tuple[Path, Any]]:
-        """Run folders and configurations: the first restart of every cell, then the second, and so on.
+        """Return run folders and configurations: the first restart of every cell, then the second, and so on.
 
         Args:
             out: folder of the runs.
@@ -78,18 +78,18 @@ class Target:
             preset: `paper` or `published`; replaces the preset of the configurations.
 
         Raises:
-            ValueError: if `configs` is not a folder, or a configuration is invalid.
+            ValueError: if `configs` is not a folder or lacks a configuration, or if a configuration is invalid.
         """
         from ..training.sweep import restart
 
         folder = configs or CONFIGS / self.configs
         if not folder.is_dir():
             raise ValueError(f"--configs: expected a folder, got {folder}")
-        loaded = {
-            (task, model): load_configuration(self.command, folder / task / f"{model}.yaml", overrides, preset)
-            for task in tasks
-            for model in models
-        }
+        paths = {(task, model): folder / task / f"{model}.yaml" for task in tasks for model in models}
+        for path in paths.values():
+            if not path.is_file():
+                raise ValueError(f"--configs: expected a folder with TASK/MODEL.yaml for all runs, found no {path}")
+        loaded = {cell: load_configuration(self.command, path, overrides, preset) for cell, path in paths.items()}
         return [
             (
                 out / task / model / f"{number:02d}",
@@ -101,7 +101,7 @@ class Target:
 
 
 def _shown_by(module: str, function: str = "show") -> Callable[..., int]:
-    """Return a function that imports a module of this package and calls the named function of it."""
+    """Return a function that imports a module of this package and calls one of its functions."""
 
     def show(*arguments: Any) -> int:
         return getattr(import_module(f".{module}", __package__), function)(*arguments)
@@ -143,7 +143,7 @@ TARGETS = {
     "figure-3": _actions("Figure 3: actions of Tf+Sup on a string of marked reversal", "marked-reversal", 3),
     "figure-4": _actions("Figure 4: actions of Tf+Sup on a string of the Dyck language", "dyck", 4),
     "claims": Target(
-        summary="The claims of Section 6, decided from the runs of Figure 2",
+        summary="The claims of the paper's Section 6, decided from the runs of Figure 2",
         show=_shown_by("claims"),
         trains=False,
         **_FIGURE_2,

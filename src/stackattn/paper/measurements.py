@@ -39,7 +39,7 @@ def results_of_test(
 
 
 def measured_once(folder: Path, file: str, measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """The contents of another file of a run, measured now unless they belong to the run's best model.
+    """The contents of another file in a run's folder, measured now unless the file belongs to the run's best model.
 
     Like `results_of_test`, it returns an empty dictionary if nothing can be measured, and the stored measurements if
     the model was not kept.
@@ -70,6 +70,6 @@ def _succeeds(folder: Path, measure: Callable[[], None]) -> bool:
     try:
         measure()
     except (RunError, ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"no results of {folder}: {error}", file=sys.stderr)
+        print(f"no results for {folder}: {error}", file=sys.stderr)
         return False
     return True
