@@ -65,7 +65,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def measure(cells: Sequence[Cell]) -> list[Point]:
-    """The agreement of all runs with stacks, on the same strings for all runs of a task; measured now if necessary."""
+    """The agreement of each run that has a stack, on the same strings for each task; measured now if necessary."""
     labelled: dict[Any, LabelledStrings] = {}
 
     def measure_run(folder: Path) -> dict[str, Any]:
@@ -96,6 +96,9 @@ def draw(points: Sequence[Point], path: Path) -> list[Path]:
     Args:
         points: the runs.
         path: where to write, without suffix.
+
+    Returns:
+        The files written: a PNG and an SVG.
     """
     figure = new_figure(7.5, 3.6)
     axes = figure.subplots(1, 2, sharey=True)

@@ -32,9 +32,9 @@ class Cell:
         return f"{sum(TrainingRun(folder).finished for folder in self.folders)} of {self.evaluated}"
 
     def restarts(self, figure: str, form: str) -> list[str]:
-        """Best, median and worst figure of the evaluated restarts, and each one: "rate: figure, epochs".
+        """Best, median and worst figure of the evaluated restarts, and a list of all: "rate: figure, epochs; ...".
 
-        An asterisk marks a restart that is not finished. The list is empty if no restart has been evaluated.
+        An asterisk marks a restart that is not finished. The result is empty if no restart has been evaluated.
 
         Args:
             figure: name of a figure in the metrics, of which lower is better.

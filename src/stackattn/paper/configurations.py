@@ -4,9 +4,10 @@ A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, withou
 
 - `demo/MODEL`: the three models of `stackattn demo`
 - `figure-2/TASK/MODEL`, `table-2/ptb/MODEL`, `table-3/D_MODEL/MODEL`: the paper's experiments
-- `validity/TASK/MODEL`: models with one stack layer and nothing else, for length generalisation
+- `validity/TASK/MODEL`: single stack layers without softmax attention or positions, for length generalisation
 - `long/TASK/MODEL`: models whose stacks have a window or a limited depth, and exact models
 - `documents/TASK/MODEL`: language models trained on articles, with softmax attention alone and with limited stacks
+- `sentences/TASK/MODEL`: small language models of sentences, with a control of the initial weights
 - `table-2/wikitext-2/MODEL`, `table-3/small/MODEL`: smaller models on other corpora
 """
 

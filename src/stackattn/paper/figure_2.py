@@ -62,7 +62,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def show_restarts(cells: Sequence[Cell], out: Path) -> int:
-    """Print all restarts of each cell, and write them to `out` as `figure-2-restarts.md`."""
+    """Print all restarts of each cell, write them to `out` as `figure-2-restarts.md`, and return an exit code."""
     header = ["task", "model", "finished", "best", "median", "worst", "restarts (rate: difference, epochs)"]
     notes = (
         "Lowest validation differences of the restarts, in nats, with the initial learning rate and the number of "
@@ -82,7 +82,7 @@ def test_by_length(folder: Path) -> list[dict[str, Any]]:
 
 
 def _has_test_lengths(folder: Path) -> Callable[[dict[str, Any]], bool]:
-    """A function that checks whether a test has the lengths, number of strings and seed of the figure."""
+    """A function that checks whether stored test results have the lengths, number of strings and seed of the figure."""
     lengths = config_of(CFLConfig, folder).language.make().valid_lengths(*TEST_LENGTHS).tolist()
 
     def usable(test: dict[str, Any]) -> bool:

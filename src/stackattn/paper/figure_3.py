@@ -74,6 +74,7 @@ EXPECTED = {
     "marked-reversal": "push before #, no-op at #, pop after it",
     "dyck": "push opening brackets, pop at closing ones",
 }
+"""What `expected_actions` returns, in words."""
 
 
 def expected_actions(task: str, text: str) -> list[int]:

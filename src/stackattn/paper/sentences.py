@@ -21,7 +21,7 @@ FILE = "subject-verb.json"
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print both tables, and write them to `out` as `sentences` and `subject-verb`.
+    """Print the tables of perplexity and of agreement, and write them to `out` as `sentences` and `subject-verb`.
 
     Returns:
         An exit code: 1 if no run has been evaluated.
@@ -60,9 +60,10 @@ def _show_agreement(cells: Sequence[Cell], out: Path) -> int:
         for cell, folder, conditions in measured
     ]
     notes = (
-        "Share of sentences in which the verb that agrees with the subject is more probable than the one that does "
-        f"not, on {PAIRS} sentences for each number of nouns between them. Those nouns have the grammatical number of "
-        "the subject, or the other one if they are called misleading. Guessing gives 0.5."
+        "Share of sentences in which the verb that agrees with the subject is more probable than the verb that does "
+        f"not, on {PAIRS} sentences for each condition. A condition is the number of nouns between subject and verb. "
+        "These nouns have the grammatical number of the subject or, if they are called misleading, the other number. "
+        "Guessing gives 0.5."
     )
     return publish("subject-verb", header, rows, notes, out)
 

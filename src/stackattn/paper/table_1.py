@@ -1,6 +1,6 @@
 """The paper's Table 1 (parallel time), from counting the dependent steps of this package's operators.
 
-With any number of processors, an operation on tensors takes one step for each product or function of its elements, and
+With unlimited processors, an operation on tensors takes one step for each product or function of its elements, and
 the sum (or maximum) of k numbers takes log2(k) steps, rounded up. The parallel time of an algorithm is the length of
 the longest chain of operations in which each one needs the result of the one before. The chain is counted while the
 `torch` backend runs; the `cpp` kernel computes the same recurrences.
@@ -51,6 +51,7 @@ class DependentSteps(TorchDispatchMode):
 
     @property
     def steps(self) -> int:
+        """Length of the longest chain so far."""
         return max(self._after.values(), default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +79,7 @@ def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
         exponent = fitted_exponent(lengths[-2:], counts[-2:])
         rows.append(["parallel time", name, *map(str, counts), f"{exponent:.2f}", OURS[name], *PAPER[name]])
     notes = (
-        "Dependent steps of a forward pass with any number of processors: one for each operation on tensors, log2(k) "
+        "Dependent steps of a forward pass with unlimited processors: one for each operation on tensors, log2(k) "
         "for a sum of k numbers. Exponent: slope of log steps over log n between the two largest n. The paper's "
         "superposition stack is updated in O(1) per step; ours adds up weights in a matrix product, which takes "
         "O(log n). The paper's nondeterministic stack sums over the times of pushes one after the other; ours sums in "

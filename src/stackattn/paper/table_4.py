@@ -49,7 +49,12 @@ class Measured(NamedTuple):
 
 
 def measure(name: str, lengths: Sequence[int], backward: bool) -> list[Measured]:
-    """Cost of a forward pass, or of a forward and a backward pass, for each of the ascending lengths.
+    """Cost of a forward pass, or of a forward and a backward pass, for each length.
+
+    Args:
+        name: kind of attention, a key of `ATTENTION`.
+        lengths: numbers of steps, in ascending order, because the peak memory never falls.
+        backward: whether to include the backward pass.
 
     Example:
         >>> from stackattn.paper.table_4 import measure
@@ -85,7 +90,7 @@ def _seconds(layer: nn.Module, n: int, backward: bool) -> float:
 
 
 def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
-    """Measure, print the table, write it to `out` as `table-4`, and return an exit code."""
+    """Measure the costs, print the table, write it to `out` as `table-4`, and return an exit code."""
     header = ["measure", "attention", *(f"n = {n}" for n in lengths), "exponent", "paper"]
     measured = {name: [n for n in lengths if n <= LONGEST.get(name, n)] for name in ATTENTION}
     both, forward = ({name: _measure_alone(name, measured[name], b) for name in ATTENTION} for b in (True, False))

@@ -69,7 +69,7 @@ def show_limited(cells: Sequence[Cell], out: Path) -> int:
 
 
 def _measured(cell: Cell) -> Curves | None:
-    """The results of a cell by length, measured now if necessary; None if its best run has no model."""
+    """The results of a cell by length, measured now if necessary; None if there are none for its best run."""
     if (best := best_of(cell.folders)) is None:
         return None
     found = {folder: measured_once(folder, FILE, _measure).get("lengths", []) for folder in cell.folders}
@@ -94,6 +94,9 @@ def draw(found: Sequence[Curves], path: Path) -> list[Path]:
     Args:
         found: cells and their results by length.
         path: path of the files, without suffix.
+
+    Returns:
+        The files written: a PNG and an SVG.
     """
     tasks = list(dict.fromkeys(curves.cell.task for curves in found))
     figure = new_figure(7.5, 2.1 * len(tasks) + 0.7)
