@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from stackattn.cli.arguments import naming
 from stackattn.training.processes import find_device
 
 from . import gpu, measure, report
@@ -51,7 +52,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="write results/NAME.json and results/NAME.md (default: all, or selection if not everything is measured)",
     )
     parser.add_argument(
-        "--device", default="cpu", help="cuda: time only the operators on the GPU and print a table (default: cpu)"
+        "--device",
+        default="cpu",
+        help="with cuda, time only the operators, on the GPU, and print a table (default: cpu)",
     )
     parser.add_argument(
         "--no-verify", action="store_true", help="skip the tests; print the results, but do not write them"
@@ -91,7 +94,8 @@ def _measure(
 def main(argv: list[str]) -> int:
     args, console = _arguments(argv), Console()
     try:
-        device = find_device(args.device)
+        with naming(device="--device"):
+            device = find_device(args.device)
     except ValueError as error:
         print(f"python -m benchmarks: nothing was measured; {error}", file=sys.stderr)
         return 2

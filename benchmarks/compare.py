@@ -82,6 +82,7 @@ def core_hours(seconds: Seconds) -> dict[str, float]:
 
 
 def report(before: Seconds, after: Seconds, about: str) -> str:
+    """The results as Markdown; `about` describes how they were measured."""
     lines = ["# Seconds per epoch of two commits", "", about, "", "| | before | after | ratio |", "|---|---|---|---|"]
     old, new = core_hours(before), core_hours(after)
     for name, hours in old.items():

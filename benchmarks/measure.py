@@ -59,6 +59,7 @@ def _elsewhere() -> float:
 
 
 def busy_elsewhere(rows: list[dict]) -> str:
+    """How many cores other processes used during the measurements, as text."""
     found = [row["busy_elsewhere"] for row in rows if "busy_elsewhere" in row]
     return f"{mean(found):.2f} on average, at most {max(found):.2f} (times from a busy machine are unreliable)"
 

@@ -1,10 +1,10 @@
 """Cost of the paper's whole protocol: `python -m benchmarks.plan` measures every cell and simulates the queue of runs.
 
 Each cell (a model on a task) is measured in its own process with one thread: training steps on batches of typical
-lengths, and evaluation. The number of epochs of a cell is the mean of its finished runs, as `stackattn reproduce`
-leaves them, or the assumption in EPOCHS if there are none. Runs shortened by `--set training.max_epochs` make that mean
-too low. The simulation gives each core the next run as soon as it is free, in the order of `stackattn reproduce`:
-restart 0 of every cell, then restart 1, and so on.
+lengths, and evaluation. The number of epochs of a cell is the mean over its finished runs, in the folders that
+`stackattn reproduce` writes, or the assumption in EPOCHS if there are none. Runs shortened by `--set
+training.max_epochs` make that mean too low. The simulation gives each core the next run as soon as the core is free, in
+the order of `stackattn reproduce`: restart 0 of every cell, then restart 1, and so on.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def finished_epochs(folder: Path) -> dict[tuple[str, str], list[int]]:
 
 
 def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) -> list[dict]:
-    """The rows with the number of epochs for the plan, and the number of finished runs of which it is the mean."""
+    """The rows with the number of epochs for the plan, and the number of finished runs over which it is averaged."""
     return [
         {
             **row,
@@ -101,12 +101,13 @@ def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
             1000 / (10 * len(batches)),
         )  # 1,000 training batches, 1,000 validation strings
     elif kind(task) == "ptb":
-        batches = [(text(320 // SENTENCE, SENTENCE),)]  # 128 to 512 tokens
+        batches = [(text(320 // SENTENCE, SENTENCE),)]  # restarts draw sizes from 128 to 512 tokens, 320 on average
+        # two evaluations per epoch, on 1,346 sentences
         steps, checks = SENTENCES / (320 // SENTENCE), 2 * 1346 / (320 // SENTENCE)
     else:
         size = BATCH_TOKENS // (PAIR + 1)
         batches = [(text(size, PAIR), text(size, PAIR))]
-        steps, checks = PAIRS / size, 2 * 2000 / size
+        steps, checks = PAIRS / size, 2 * 2000 / size  # two evaluations per epoch, on about 2,000 pairs
     model.train()
     step = min(sum(_step(model, optimizer, batch, kind(task)) for batch in batches) for _ in range(REPEATS + 1))
     model.eval()
@@ -177,6 +178,7 @@ def plan(rows: list[dict], cores: Sequence[int] = CORES) -> list[dict]:
 
 
 def report(rows: list[dict], planned: list[dict], about: str) -> str:
+    """The plan and the measurements as Markdown; `about` describes the machine."""
     lines = [
         "# What the paper's protocol costs",
         "",
@@ -220,6 +222,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     path = RESULTS / f"{args.output}.json"
     if args.simulate:
+        if not path.exists():
+            parser.error(f"--simulate: expected measurements in {path}, found no such file; measure first, without it")
         found = json.loads(path.read_text(encoding="utf-8"))
     else:
         rows = []

@@ -99,7 +99,7 @@ def _leaf(x: object) -> object:
 
 
 def best(function: Callable[[], object], repeats: int) -> float:
-    """Smallest CPU time of a call."""
+    """Smallest CPU time of a call, in seconds."""
     times = []
     for _ in range(repeats):
         started = time.process_time()
@@ -167,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     step.add_argument("task", help="ptb or a context-free language")
     step.add_argument("--repeats", type=int, default=10, help="repetitions; the best counts (default: %(default)s)")
     epoch = commands.add_parser("epoch", help="a training run, by default with all its epochs")
-    epoch.add_argument("command", choices=("cfl", "lm", "mt"))
-    epoch.add_argument("configs", nargs="+", help="configurations: names or files")
+    epoch.add_argument("command", choices=("cfl", "lm", "mt"), help="command that trains the configurations")
+    epoch.add_argument("configs", nargs="+", help="names of shipped configurations, or YAML files")
     epoch.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="changes to the configurations")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -17,6 +17,8 @@ LSTMS = ("LSTM", "LSTM+Sup", "LSTM+Nd")
 
 @dataclass(frozen=True)
 class Contender:
+    """One of the implementations that a case compares."""
+
     build: Callable[[Shape], Step]
     longest: int = 10**9  # left out if T is larger
     once: bool = False  # too slow to repeat: measured once, with the largest number of threads
@@ -25,6 +27,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
+    """Implementations that are compared on the same shapes."""
+
     about: str
     fields: str  # the letters of the shape that the case depends on
     shapes: tuple[Shape, ...]
@@ -33,6 +37,7 @@ class Case:
 
 
 def _chart(shape: Shape) -> float:
+    """Multiply-adds of the cubic term of the nondeterministic stack, forward and backward."""
     B, T, Q, S, _ = shape
     return 3 * (Q**3 * S + Q**2 * S) * T**3 / 6 * B
 
@@ -48,7 +53,7 @@ def _model_case(
     names: Iterable[str] = TRANSFORMERS,
     tests: tuple[str, ...] = MODEL_TESTS,
 ) -> Case:
-    """A case with one contender for each of the paper's models."""
+    """A case with one contender for each of the named models."""
     return Case(about, "BT", (shape,), _models(build, names), tests)
 
 
@@ -86,7 +91,7 @@ LENGTHS = (40, 60, 80, 100, 200, 400, 800)
 
 CASES = {
     "nondeterministic": Case(
-        "Actions to weights, beside softmax attention, a whole transformer and the machine's float64 rate.",
+        "Attention weights from actions, compared with softmax attention, a whole transformer and the float64 rate.",
         "BTQS",
         (Shape(T=25), *(Shape(T=T, Q=Q) for Q in (3, 2) for T in LENGTHS)),
         {
@@ -151,7 +156,7 @@ CASES = {
         },
     ),
     "superposition": Case(
-        "Readings of the superposition stack, beside the recurrence on vectors in plain PyTorch.",
+        "Readings of the superposition stack, compared with the recurrence on vectors in plain PyTorch.",
         "BTm",
         (Shape(T=60),),
         {
@@ -168,7 +173,7 @@ CASES = {
         {"cpp": Contender(partial(steps.superposition_training, backend="cpp"))},
     ),
     "long": _layer_case(
-        "A layer on long sequences, beside nn.TransformerEncoderLayer(64, 4, 256).",
+        "A layer on long sequences, compared with nn.TransformerEncoderLayer(64, 4, 256).",
         (Shape(T=1000), Shape(T=2000), Shape(T=4000)),
         {
             TRANSFORMER_LAYER: Contender(long.transformer_layer),
@@ -176,7 +181,7 @@ CASES = {
         },
     ),
     "exact-layers": _layer_case(
-        "Exact layers on sentences: as they are, and by way of attention weights and their product with the values.",
+        "Exact layers on short sequences: as models run them, and with attention weights multiplied by the values.",
         (Shape(T=60), Shape(T=200)),
         {
             **_layers(long.stack_layer, EXACT),
@@ -233,7 +238,7 @@ CASES = {
         tests=(*MODEL_TESTS, "tests/training/test_training_lm.py"),
     ),
     "runs": Case(
-        "The best run of each sequence, and ten samples of each.",
+        "The best run of each sequence, and ten sampled runs of each.",
         "BTQS",
         (Shape(B=1, T=100), Shape(T=100)),
         {

@@ -21,11 +21,12 @@ from .targets import TARGETS, Results, Row
 
 FOLDER = Path(__file__).parent / "results"
 LEGEND = """Times are the best of several runs on one batch. `×` compares the times with backward, `over T/2` is
-time(T) / time(T/2), the rate counts useful multiply-adds, and `peak` is the memory beyond inputs, outputs and gradients
-with the largest number of threads."""
+time(T) / time(T/2), `of float64 rate` counts useful multiply-adds, and `peak` is the memory beyond inputs, outputs and
+gradients with the largest number of threads."""
 
 
 def environment(command: str, threads: list[int]) -> dict[str, Any]:
+    """How the results were made: command, date, commit, versions and machine."""
     return {
         "command": command,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -58,6 +59,7 @@ def _cpu() -> str:
 
 
 def write(name: str, environment: dict[str, Any], rows: list[Row]) -> list[Path]:
+    """Write results/NAME.json and results/NAME.md, and return both paths."""
     FOLDER.mkdir(exist_ok=True)
     data = json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n"
     return [_replace(FOLDER / f"{name}.json", data), _replace(FOLDER / f"{name}.md", markdown(environment, rows))]

@@ -27,6 +27,8 @@ from stackattn.ops.linear import linear
 
 
 class Shape(NamedTuple):
+    """The sizes on which a step depends."""
+
     B: int = 10  # sequences
     T: int = 60  # steps
     Q: int = 3  # states
@@ -38,6 +40,8 @@ class Shape(NamedTuple):
 
 
 class Step(NamedTuple):
+    """What is measured: a forward pass and, optionally, a backward pass."""
+
     forward: Callable[[], Sequence[Any]]
     backward: Callable[[Sequence[Any]], Sequence[Tensor]] | None = None  # from the outputs of forward to gradients
 
@@ -66,6 +70,7 @@ def _stepwise(empty: Callable[[], Any], inputs: list[Tensor], row_shapes: list[t
 
 
 def training_step(model: nn.Module, loss: Callable[[], Tensor], clip: float = 5.0) -> Step:
+    """The loss, then gradients, clipping and a step of Adam."""
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
 
     def forward() -> tuple[Tensor]:

@@ -35,6 +35,8 @@ RATE = "2048^3 float64 mm"  # the contender that shows the machine's rate
 
 @dataclass(frozen=True)
 class Results:
+    """The rows of all measurements."""
+
     rows: list[Row]
 
     def find(self, case: str, contender: str, threads: int = 2, **shape: int) -> Row:
@@ -58,7 +60,7 @@ class Results:
         return row["multiply_adds"] / row["total"] / (machine["multiply_adds"] / machine["total"])
 
     def growth(self, row: Row, what: str = "total") -> float:
-        """Ratio to the figure at half the length."""
+        """Ratio of the figure `what` to its value at half the length."""
         T = row["shape"]["T"]
         if T % 2 or row["contender"] == RATE:
             raise KeyError("growth")
@@ -67,6 +69,8 @@ class Results:
 
 @dataclass(frozen=True)
 class Target:
+    """A limit on a figure of the results: an upper limit, or a lower one with `at_least`."""
+
     text: str
     figure: Callable[[Results], float]
     limit: float

@@ -34,7 +34,7 @@ def threads():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_case(name, folder, monkeypatch):
+def test_a_case_measures_all_its_contenders(name, folder, monkeypatch):
     monkeypatch.setattr(command, "_verify", lambda cases: True)
     assert command.main([*TINY, "--cases", name, "--output", "tiny"]) == 0
     rows = json.loads((folder / "tiny.json").read_text())["rows"]
@@ -109,7 +109,7 @@ def test_targets_are_computed_from_the_rows():
 def test_without_a_gpu(capsys):
     assert command.main(["--device", "cuda"]) == 2
     found = capsys.readouterr()
-    assert "nothing was measured; device: 'cuda' is not available: PyTorch finds no device of this type" in found.err
+    assert "nothing was measured; --device: 'cuda' is not available: PyTorch finds no device of this type" in found.err
     assert found.out == ""
 
 
