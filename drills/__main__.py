@@ -29,10 +29,11 @@ SECONDS = {True: 60.0, False: 3600.0}
 PARALLEL = {True: 2, False: 1}
 """Number of drills that run at the same time; the short ones wait for other processes most of the time."""
 GRACE = 240.0
-"""How long a drill may exceed its time limit, in its last case or while it prepares, before it counts as a hang."""
+"""Seconds by which a drill may exceed its time limit, in its last case or its preparation, before it counts as hung."""
 
 
 def find(name: str) -> Drill:
+    """The drill with this name, from the module of the same name."""
     return importlib.import_module(f"drills.{name}").DRILL
 
 
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--in-process", action="store_true", help="run in this process, for a debugger")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.names if name not in NAMES]:
-        parser.error(f"expected names from {', '.join(NAMES)}, got {unknown[0]!r}")
+        parser.error(f"DRILL: expected one of {', '.join(NAMES)}, got {unknown[0]!r}")
     seconds = SECONDS[args.short] if args.seconds is None else args.seconds
     names = args.names or NAMES
     if args.in_process:

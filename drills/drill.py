@@ -41,8 +41,8 @@ class Drill:
     """A drill: how many cases it has, and a context manager that prepares them in a scratch folder."""
 
     name: str
-    short: int
-    full: int
+    short: int  # number of cases with --short
+    full: int  # number of cases otherwise
     prepare: Callable[[Path], AbstractContextManager[Case]]
 
 
@@ -51,9 +51,9 @@ class Plan:
     """Which cases of a drill to run."""
 
     seed: int
-    first: int
+    first: int  # number of the first case
     count: int
-    seconds: float
+    seconds: float  # time limit
     failures: Path
     """Folder for the cases that fail."""
 
@@ -62,6 +62,7 @@ class Plan:
         return self.failures / f"{drill.name}.current"
 
     def replay(self, drill: Drill, number: int) -> str:
+        """The command that repeats one case."""
         return f"python -m drills {drill.name} --seed {self.seed} --first {number} --count 1"
 
 
@@ -109,7 +110,7 @@ def _save(drill: Drill, plan: Plan, number: int, error: Exception) -> None:
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise Failed if the body uses more CPU time than this, which does not depend on other work on the machine."""
+    """Raise `Failed` if the body uses more than `seconds` of CPU time; other work on the machine does not count."""
 
     def expire(*_: Any) -> None:
         raise Failed(f"used more than {seconds:g} seconds of CPU time")

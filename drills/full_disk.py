@@ -23,6 +23,7 @@ EPOCHS = 6
 
 
 def mount(folder: Path, kilobytes: int, options: str = "") -> None:
+    """Mount a tmpfs of this size on the folder; raise `Skipped` if that is not possible."""
     command = ["mount", "-t", "tmpfs", "-o", f"{options}size={kilobytes}k", "tmpfs", str(folder)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)

@@ -27,6 +27,7 @@ BATCHES, EPOCHS = 12, 60  # many evaluations and checkpoints in a few seconds
 
 
 def command(config: Path, out: Path) -> list[str]:
+    """The training command, which also resumes an interrupted run."""
     words = ["cfl", "train", str(config), "--out", str(out), "--resume", "--threads", "1"]
     return [sys.executable, "-m", "stackattn", *words]
 

@@ -44,7 +44,7 @@ Draw = Callable[..., Tensor]
 
 
 class Sizes:
-    """Sizes of one call, small enough for the formulas, and some larger than a vector register."""
+    """Sizes of one call: small enough for the formulas, some of them larger than a vector register."""
 
     def __init__(self, rng: random.Random):
         self.B, self.T = rng.randint(0, 3), rng.choice((0, 1, 2, 3, 4, 5, 6, 6, 9, 17))

@@ -1,6 +1,7 @@
 """Damaged files of runs, models, data sets and corpora: an error that names the file or folder, or the same results.
 
-One file of a copy is damaged as by a disk, a transfer or an editor; then everything is read and computed again.
+One file of a copy is damaged as a disk, a transfer or an editor might damage it; then everything is read and computed
+again.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def gradients(weights: Weights, inputs: Sequence[Tensor], upstream: Tensor) -> l
     found = weights(*leaves)
     if not found.numel() or not found.requires_grad:  # nothing to differentiate if all lengths are 0
         return [found.detach(), *map(torch.zeros_like, leaves)]
-    unused_are_zero = {"allow_unused": True, "materialize_grads": True}  # without steps, weights are not used
+    # an LSTM with one step does not use the weights of its actions
+    unused_are_zero = {"allow_unused": True, "materialize_grads": True}
     return [found.detach(), *torch.autograd.grad(found, leaves, upstream.to(found.dtype), **unused_are_zero)]
 
 

@@ -71,7 +71,7 @@ def write_raw_texts(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def outcome(folder: Path) -> Any:
-    """Everything about a finished run that must be reproducible: metrics and result without times, the best model."""
+    """Everything about a finished run that must be reproducible: metrics and result without times, and its model."""
     run = TrainingRun(folder)
     result = run.result()
     rows = [{key: value for key, value in row.items() if key not in TIMES} for row in [*run.metrics(), result["best"]]]

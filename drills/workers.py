@@ -24,6 +24,7 @@ REPEAT, ATTEMPTS = "repeat the command to continue", 3
 
 
 def command(kind: str, config: Path, out: Path) -> list[str]:
+    """The command that trains with "torchrun", on a "Ray" cluster, or as a "sweep" in local processes."""
     if kind == "torchrun":
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         words = ["cfl", "train", str(config), "--out", str(out), "--resume"]

@@ -1,4 +1,4 @@
-"""Several processes that write to one folder at the same time: it contains the files of one, never a mixture.
+"""Several processes that write to one folder at the same time: it contains the files of one process, never a mixture.
 
 The processes start together. Each one succeeds, or fails with an error that names the folder; afterwards the folder
 loads and is complete.
