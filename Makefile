@@ -64,7 +64,7 @@ format: $(VENV)/installed-dev
 # The JavaScript of the HTML report and the playground, checked with Biome. Only developers need npm.
 page = @if command -v npm >/dev/null; then \
 	  npm install --silent --no-audit --no-fund --no-package-lock && npm run --silent $(1); \
-	else echo "npm is not installed: the JavaScript of the report and the playground is not checked"; fi
+	else echo "npm is not installed: the JavaScript of the report and the playground is skipped"; fi
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)

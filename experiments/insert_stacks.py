@@ -1,4 +1,4 @@
-"""Insert stacks into a pretrained Llama and fine-tune only them: `python experiments/insert_stacks.py`.
+"""Insert stacks into a pretrained Llama and train only the stacks: `python experiments/insert_stacks.py`.
 
 A small Llama is pretrained on the characters of WikiText-2, whose files train.txt.gz and valid.txt are in
 `$STACKATTN_DATA/wikitext-2`. Then three models are trained for the same number of further steps on the same batches:
@@ -6,7 +6,7 @@ A small Llama is pretrained on the characters of WikiText-2, whose files train.t
 - all: the pretrained model, all parameters
 - superposition, nondeterministic: the pretrained model with an inserted stack, only the parameters of the stack
 
-The table has the validation loss in nats per character before and after.
+The printed table has the validation loss in nats per character before and after these steps.
 """
 
 from __future__ import annotations
@@ -59,9 +59,13 @@ def evaluate(model: torch.nn.Module, tokens: torch.Tensor, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--pretrain", type=int, default=1500, help="steps of pretraining (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=500, help="further steps (default: %(default)s)")
+    parser.add_argument("--pretrain", type=int, default=1500, help="number of pretraining steps (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=500, help="number of further training steps (default: %(default)s)"
+    )
     args = parser.parse_args()
+    if "STACKATTN_DATA" not in os.environ:
+        parser.error("set the environment variable STACKATTN_DATA to the folder that contains wikitext-2")
     folder = Path(os.environ["STACKATTN_DATA"]) / "wikitext-2"
     text, validation = read(folder / "train.txt.gz", 2_000_000), read(folder / "valid.txt", 400_000)
     ids = {character: i for i, character in enumerate(sorted(set(text)), start=1)}  # 0: unknown
