@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure the cases, compare with the targets, write the results."""
+"""`python -m benchmarks`: measure the cases, compare the results with the targets, and write them."""
 
 import argparse
 import shlex

@@ -95,9 +95,24 @@ def report(before: Seconds, after: Seconds, about: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.compare", description=__doc__)
-    parser.add_argument("folder", type=Path, help="checkout of the other commit, installed in FOLDER/.venv")
-    parser.add_argument("--tasks", nargs="+", help=f"tasks to measure, the paper's or {SMALL} (default: the paper's)")
-    parser.add_argument("--models", nargs="+", help="models to measure, such as LSTM (default: all)")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="checkout of the other commit, installed in FOLDER/.venv"
+    )
+    tasks, models = (list(dict.fromkeys(names)) for names in zip(*cells(), strict=True))
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=[*tasks, SMALL],
+        metavar="TASK",
+        help=f"tasks to measure: {', '.join(tasks)} or {SMALL} (default: all but {SMALL})",
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=models,
+        metavar="MODEL",
+        help=f"models to measure: {', '.join(models)} (default: all)",
+    )
     parser.add_argument(
         "--repeats",
         type=int,

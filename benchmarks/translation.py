@@ -39,7 +39,7 @@ def translating(shape: Shape, architecture: str) -> Step:
     model = _model(architecture).eval()
     eos = model.config.output_size - 1
     with torch.no_grad():
-        # An untrained model may predict EOS at any step. Make it so improbable that all translations have T tokens.
+        # An untrained model may predict EOS at any step. Make EOS so improbable that all translations have T tokens.
         row = model.embedding.table.weight[eos]
         model.decoder.norm.bias.copy_(-50 * row / row.square().sum())
     source = torch.randint(eos, (shape.B, shape.T))

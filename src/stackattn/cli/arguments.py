@@ -168,7 +168,8 @@ def add_training_arguments(commands: Any, example: str) -> None:
         "--resume",
         action="store_true",
         help="continue the run in the folder, with its stored configuration, or start a run if the folder has none; "
-        "--set may change the number of epochs, the patience and the evaluation interval",
+        "--set may change training.max_epochs, training.stop_patience, training.lr_patience and "
+        "training.evaluate_every",
     )
     train.add_argument(
         "--init-from",

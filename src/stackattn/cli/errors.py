@@ -1,4 +1,4 @@
-"""Errors on the command line: a wrong input becomes one line on standard error, not a traceback."""
+"""Errors on the command line: an invalid input becomes one line on standard error, not a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of training runs and other long work: bars on a terminal; elsewhere plain lines, at least one per minute."""
+"""Progress of training runs and other long operations: bars on a terminal, elsewhere a line at least once a minute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 60.0
-NAMED_RUNS = 4  # runs that a heartbeat describes; the others are only counted
+NAMED_RUNS = 4  # maximum number of runs that a heartbeat describes; the others are only counted
 
 
 class Heartbeat:

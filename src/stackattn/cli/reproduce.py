@@ -77,8 +77,8 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         metavar="FOLDER",
         help="folder of configurations, TASK/MODEL.yaml (default: the shipped ones, see `stackattn config list`)",
     )
-    one = "train only the N-th run, counted from 0, and show nothing: for array jobs on a cluster"
-    add_number(command, "--job", one, "all")
+    job = "train only the N-th run, counted from 0, and show nothing: for array jobs on a cluster"
+    add_number(command, "--job", job, "all")
     add_config_arguments(command)
 
 

@@ -22,7 +22,7 @@ from ..ops.pytorch.operators import nondeterministic, superposition
 from .tables import fitted_exponent, publish
 
 LENGTHS = (16, 32, 64, 128)
-PAPER = {  # complexity of the paper's implementation, and the lowest one that it names
+PAPER = {  # complexity of the paper's implementation, and the lowest complexity that the paper names
     "softmax": ("O(log n)", "O(log n)"),
     "superposition": ("O(n)", "O((log n)^2)"),
     "nondeterministic": ("O(n^2)", "O((log n)^2)"),

@@ -25,7 +25,7 @@ LATEX = {
 
 
 def number(value: float | None, form: str) -> str:
-    """A formatted number; empty if there is none."""
+    """The value as text in the format `form`; empty if it is None."""
     return "" if value is None else format(value, form)
 
 
