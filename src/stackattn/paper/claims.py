@@ -1,10 +1,4 @@
-"""The claims of the paper's Section 6 as comparisons of cells, and the rule that decides them.
-
-The rule was fixed before the runs that it judges: only finished runs count, and a comparison needs at least three of
-each model. "A is better than B" is confirmed if both the best and the median restart of A are better than those of B,
-contradicted if both are worse, and open otherwise. A claim is confirmed if all its comparisons are (for a claim about
-most tasks: more than half of them), contradicted if a comparison is contradicted (more than half), and open otherwise.
-"""
+"""The claims of the paper's Section 6 as comparisons of cells, and the rule that decides them."""
 
 from __future__ import annotations
 
@@ -22,6 +16,13 @@ from .figure_2 import LONGEST_SEEN, test_by_length
 from .names import LABELS
 from .tables import number, publish
 
+RULE = (
+    "The rule was fixed before the runs that it judges: only finished runs count, and a comparison needs at least "
+    'three of each model. "A is better than B" is confirmed if both the best and the median restart of A are better '
+    "than those of B, contradicted if both are worse, and open otherwise. A claim is confirmed if all its comparisons "
+    "are confirmed, contradicted if at least one is contradicted, and open otherwise; for a claim about most tasks, "
+    "more than half of the comparisons must be confirmed or contradicted."
+)
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 FEWEST = 3  # restarts of each model
 
@@ -171,10 +172,11 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         verdict = decide([row["verdict"] for row in found], claim.most)
         rows += [_row(claim, verdict, row) for row in found]
     header = ["claim", "comparison", "restarts", "best", "median", "equal epochs", "equal time", "p", "result"]
-    notes = " ".join((__doc__ or "").split("\n\n")[1].split()) + (
-        " Figures are cross-entropy differences in nats, the first model first. `Equal epochs` and `equal time` (CPU "
-        "time) are medians of the best validation difference at the largest budget that all runs reached; `p` is the "
-        "one-sided sign-flip test of the differences between restarts with the same number."
+    notes = (
+        f"{RULE} Each cell contains the cross-entropy differences of both models in nats, in the order of the "
+        "comparison. `Equal epochs` and `equal time` (CPU time) are medians of the best validation difference at the "
+        "largest budget that all runs reached; `p` is the one-sided sign-flip test of the differences between restarts "
+        "with the same number."
     )
     return publish("claims", header, rows, notes, out)
 

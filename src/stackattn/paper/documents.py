@@ -33,7 +33,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         label = ALL_LABELS[cell.model]
         rows.append([cell.task, label, cell.finished, parameters, f"{tokens:,}", *perplexities, *speeds, memory])
     notes = (
-        "Perplexities of the best evaluation of the best run, EOS counted, and the tokens that it was trained on until "
-        "then. Seconds are those of training, CPU seconds also those of evaluations; memory is that of the process."
+        "Perplexities of the best evaluation of the best run, EOS counted, and the number of training tokens up to "
+        "then. Seconds include training only, CPU seconds also the evaluations. Memory is that of the whole process."
     )
     return publish("documents", header, rows, notes, out)

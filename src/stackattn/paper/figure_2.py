@@ -49,8 +49,8 @@ def show(cells: Sequence[Cell], out: Path) -> int:
     header = ["task", "model", "finished", "validation", "test, seen lengths", "longer", "epoch", "rate", "minutes"]
     notes = (
         "Cross-entropy differences in nats, of the best run by validation, and that run's epoch, learning rate and "
-        "time up to then. `Finished` counts the runs that ended by early stopping or at the last epoch. On test as "
-        "published: a perfect model does not reach 0 there (docs/training.md)."
+        "time up to then. `Finished` counts the runs that ended by early stopping or at the last epoch. Test "
+        "differences follow the published convention, in which a perfect model does not reach 0 (docs/training.md)."
     )
     if code := publish("figure-2", header, [_row(curve) for curve in curves], notes, out):
         return code

@@ -39,28 +39,27 @@ def show(cells: Sequence[Cell], out: Path, name: str) -> int:
     Returns:
         An exit code: 1 if no run has been evaluated.
     """
-    for cell in cells:
-        if (found := best_of(cell.folders)) is None:
-            continue
-        folder, best = found
-        language, text = config_of(CFLConfig, folder).language.make(), PAPER[cell.task]
-        actions = stack_actions(folder, language, text)  # (n + 1, 3)
-        expected = expected_actions(cell.task, text)
-        agree = sum(a == b for a, b in zip(actions.argmax(-1)[1:].tolist(), expected, strict=True))
-        figure = action_map(actions, ["BOS", *text], SuperpositionTrace.ACTIONS)
-        header = ["task", "model", "run", "epoch", "validation", "steps as expected", "steps"]
-        row = [cell.task, LABELS[cell.model], folder.name, str(best["epoch"])]
-        row += [f"{best['cross_entropy_difference']:.4f}", str(agree), str(len(expected))]
-        notes = (
-            f"The action with the largest weight at each symbol of {text}. Expected, as in the paper: "
-            f"{EXPECTED[cell.task]}. Validation: cross-entropy difference in nats."
-        )
-        code = publish(name, header, [row], notes, out)
-        for path in save_figure(figure, out / f"{name}.png", out / f"{name}.svg"):
-            print(f"written to {path}")
-        return code
-    print("no run has been evaluated yet", file=sys.stderr)
-    return 1
+    evaluated = ((cell, found) for cell in cells if (found := best_of(cell.folders)) is not None)
+    if (first := next(evaluated, None)) is None:
+        print("no run has been evaluated yet", file=sys.stderr)
+        return 1
+    cell, (folder, best) = first
+    language, text = config_of(CFLConfig, folder).language.make(), PAPER[cell.task]
+    actions = stack_actions(folder, language, text)  # (n + 1, 3)
+    expected = expected_actions(cell.task, text)
+    agree = sum(a == b for a, b in zip(actions.argmax(-1)[1:].tolist(), expected, strict=True))
+    figure = action_map(actions, ["BOS", *text], SuperpositionTrace.ACTIONS)
+    header = ["task", "model", "run", "epoch", "validation", "steps as expected", "steps"]
+    row = [cell.task, LABELS[cell.model], folder.name, str(best["epoch"])]
+    row += [f"{best['cross_entropy_difference']:.4f}", str(agree), str(len(expected))]
+    notes = (
+        f"The action with the largest weight at each symbol of {text}. Expected, as in the paper: "
+        f"{EXPECTED[cell.task]}. Validation: cross-entropy difference in nats."
+    )
+    code = publish(name, header, [row], notes, out)
+    for path in save_figure(figure, out / f"{name}.png", out / f"{name}.svg"):
+        print(f"written to {path}")
+    return code
 
 
 def stack_actions(folder: Path, language: Language, text: str) -> torch.Tensor:

@@ -50,7 +50,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if paper := PAPER.get((cell.task, cell.model)):
             theirs = _perplexities(paper.parameters, paper.validation, paper.test)
             rows.append([cell.task, LABELS[cell.model], "paper", *theirs, "20", "", ""])
-    notes = "Perplexities of the best run by validation, EOS counted; rate and tokens of a batch are those of that run."
+    notes = "Perplexities of the best run by validation, EOS counted, with its learning rate and its tokens per batch."
     return publish("table-2", header, rows, notes, out)
 
 
@@ -81,8 +81,8 @@ def show_cost(cells: Sequence[Cell], out: Path) -> int:
             theirs = _costs(paper.speed, paper.minutes, paper.memory)
             rows.append([cell.task, LABELS[cell.model], "paper", *theirs, "", ""])
     notes = (
-        f"The fastest run of each, training only, on: {'; '.join(sorted(machines))}. Memory is all that the process "
-        "holds. The paper's: NVIDIA TITAN Xp, memory on the GPU."
+        f"The fastest run of each model, without evaluations, on: {'; '.join(sorted(machines))}. Our memory is that of "
+        "the whole process. The paper measured time and memory on an NVIDIA TITAN Xp."
     )
     return publish("table-ptb-cost", header, rows, notes, out)
 

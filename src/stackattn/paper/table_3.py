@@ -62,10 +62,10 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def _measure(folder: Path) -> None:
-    from ..training.mt import read_test_set
+    from ..training.mt import read_sentence_pairs
     from ..training.translator import Translator, write_scores
 
-    test_set = read_test_set(folder)
+    test_set = read_sentence_pairs(folder)
     print(f"translating the test set with {folder}", file=sys.stderr, flush=True)
     scores, translations = Translator.load(folder, "cpu", **SEARCH).evaluate(*test_set)
     write_scores(
