@@ -164,10 +164,13 @@ class TrainingRun:
             yield
         except OSError as error:
             path, reason = error.filename or self.folder, error.strerror or error
-            advice = "free disk space, make the folder writable or choose another one"
-            if (self.folder / STATE).exists():
+            if isinstance(error, (NotADirectoryError, FileExistsError)):
+                advice = "a part of this path is a file; choose another folder"
+            elif (self.folder / STATE).exists():
                 to_continue = "pass --resume to continue from the last checkpoint"
                 advice = f"free disk space or make the folder writable, then {to_continue}"
+            else:
+                advice = "free disk space, make the folder writable or choose another one"
             raise RunError(f"{path}: cannot write: {reason}; {advice}") from error
 
     def differs(self, config: Any) -> str | None:
