@@ -15,7 +15,7 @@ from torch import nn
 from stackattn.config import from_values
 from stackattn.text.bitext_corpus import BitextCorpus, BitextOptions, prepare_bitext
 from stackattn.training import ConfigError, TrainingRun, run_experiment
-from stackattn.training.mt import MTConfig, MTDataOptions, MTTask, read_test_set
+from stackattn.training.mt import MTConfig, MTDataOptions, MTTask, read_sentence_pairs
 from stackattn.training.translator import Translator
 
 
@@ -157,7 +157,7 @@ def test_a_translation_run_is_bound_to_its_corpus(corpus, tmp_path):
     run_experiment(config, tmp_path / "run")
     assert TrainingRun(tmp_path / "run").config()["data"]["fingerprint"] == config.data.fingerprint
     moved = shutil.copytree(corpus, tmp_path / "moved")
-    assert read_test_set(tmp_path / "run", folder=str(moved)) == BitextCorpus(corpus).read_split("test")
+    assert read_sentence_pairs(tmp_path / "run", folder=str(moved)) == BitextCorpus(corpus).read_split("test")
     shutil.rmtree(moved)
     other = prepare_bitext(write_files(tmp_path), moved, BitextOptions(pieces=60, threshold=5, max_characters=8))[
         "fingerprint"
@@ -166,7 +166,7 @@ def test_a_translation_run_is_bound_to_its_corpus(corpus, tmp_path):
         ValueError,
         match=f"moved contains another corpus: expected the fingerprint {config.data.fingerprint}, found {other}",
     ):
-        read_test_set(tmp_path / "run", folder=str(moved))
+        read_sentence_pairs(tmp_path / "run", folder=str(moved))
 
 
 def test_errors_name_the_section(corpus, tmp_path):

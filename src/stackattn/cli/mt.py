@@ -87,7 +87,7 @@ def _translate(args: argparse.Namespace) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     from ..text.bitext import read_pairs
     from ..training import TrainingRun
-    from ..training.mt import read_test_set
+    from ..training.mt import read_sentence_pairs
     from ..training.translator import write_scores
 
     if args.files:
@@ -95,7 +95,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         source, reference = [a for a, _ in pairs], [b for _, b in pairs]
         data: dict[str, Any] = {"files": [Path(path).name for path in args.files]}
     else:
-        source, reference = read_test_set(args.run, args.split, args.data)
+        source, reference = read_sentence_pairs(args.run, args.split, args.data)
         data = {"split": args.split}
     translator = _translator(args.run, args)
     with _counter("translating", len(source)) as done:

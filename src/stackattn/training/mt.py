@@ -120,7 +120,7 @@ class MTConfig(SentenceConfig):
     training: MTTraining = field(default_factory=MTTraining)
 
 
-def read_test_set(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:
+def read_sentence_pairs(run: str | Path, split: str = "test", folder: str | None = None) -> tuple[list[str], list[str]]:
     """Return the sources and references of a split of the corpus that a run was trained on.
 
     Args:
