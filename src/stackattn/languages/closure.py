@@ -58,11 +58,10 @@ class BinaryRule(NamedTuple):
 
 @dataclass(frozen=True)
 class BinaryGrammar:
-    """The grammar with right-hand sides of at most two symbols; the first `num_nonterminals` symbols are original."""
+    """The grammar with right-hand sides of at most two symbols; its first symbols are the original nonterminals."""
 
     rules: list[BinaryRule]
     num_symbols: int
-    num_nonterminals: int
     start: int
     num_terminals: int
 
@@ -95,7 +94,6 @@ def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Bin
     """Return the binary grammar of rules with normalised, positive weights."""
     names = dict.fromkeys([start, *(rule.lhs for rule in rules)])
     ids: dict[Hashable, int] = {name: i for i, name in enumerate(names)}
-    num_nonterminals = len(ids)
     terminal_ids = {symbol: v for v, symbol in enumerate(terminals)}
     out: list[BinaryRule] = []
     one = Decimal(1)
@@ -147,7 +145,7 @@ def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Bin
             out.append(BinaryRule(ids[lhs], (ids[rhs[0]],), None, exact, number))
         else:
             out.append(BinaryRule(ids[lhs], halves(rhs), None, exact, number))
-    return BinaryGrammar(out, len(ids), num_nonterminals, ids[start], len(terminal_ids))
+    return BinaryGrammar(out, len(ids), ids[start], len(terminal_ids))
 
 
 def nullable_symbols(grammar: BinaryGrammar) -> set[int]:
