@@ -148,7 +148,7 @@ class Agreement:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Shares of two stacks that know nothing about the language."""
+        """Shares of two stacks that do not depend on the language."""
         return {"only pushes": self.only_pushes / self.steps, "never pushes": self.never_pushes / self.steps}
 
     def __str__(self) -> str:

@@ -114,7 +114,7 @@ def _table_note(study: Study) -> str:
             f"training lengths. {study.without_real_stack} Best run: share of steps, over {DERIVED_STRINGS} strings, "
             "at which the run of the automaton with the largest weight agrees with the most probable derivation about "
             "the top of the stack. A model with several stacks has one value per stack. All runs on a language are "
-            "compared on the same strings. So are the two baselines, which know nothing about the language: one "
+            "compared on the same strings. So are the two baselines, which do not depend on the language: one "
             "pushes every symbol and never pops, the other stays empty."
         )
     if not all(isinstance(run, LanguageRun) for run in runs):

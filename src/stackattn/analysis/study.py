@@ -99,7 +99,7 @@ class Study:
         return self.runs[min(scores)[1]].run if scores else None
 
     def baselines(self) -> list[tuple[str, str, float | None, float | None]]:
-        """Scores of stacks that know nothing about the language: (task, stack, real top, best run)."""
+        """Scores of stacks that do not depend on the language: (task, stack, real top, best run)."""
         found: dict[tuple[str, str], list[float | None]] = {}
         for studied in self.runs:
             for place, agreements in enumerate((studied.agreement, studied.derivation)):
