@@ -54,6 +54,8 @@ def upgrade_run_config(values: dict[str, Any]) -> dict[str, Any]:
     for name in ("checksum", "digest"):
         if name in data:
             data["fingerprint"] = data.pop(name)
+    if "piece_tokens" in data:
+        data["row_tokens"] = data.pop("piece_tokens")
     if "published" in model:
         _upgrade_published(model, lstm=model.get("kind") == "lstm")
     return values

@@ -30,7 +30,7 @@ def test_table_of_documents(tmp_path):
     run = tmp_path / "wikitext-2/tf/00"
     shutil.copytree(RUN, run)
     config = json.loads((run / "config.json").read_text())
-    config["data"]["piece_tokens"] = 100
+    config["data"]["row_tokens"] = 100
     (run / "config.json").write_text(json.dumps(config))
     assert main(["reproduce", "documents", "--budget", "0", "--out", str(tmp_path)]) == 0
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -86,6 +86,10 @@ def test_old_options_are_converted(folder):
                 assert current[key] == value
 
 
+def test_the_old_name_of_row_tokens_is_converted():
+    assert upgrade_run_config({"data": {"piece_tokens": 512}}) == {"data": {"row_tokens": 512}}
+
+
 def test_upgrade_changes_neither_its_argument_nor_current_options():
     stored = {"training": {"published": True}, "data": 3, "model": {"published": False, "kind": "lstm"}}
     before = json.dumps(stored)

@@ -41,8 +41,8 @@ def config(name, corpora):
     if name.startswith("cfl"):
         return tiny(name.removeprefix("cfl, "))
     data = {"folder": str(corpora[name[:2]]), "batch_tokens": 12}
-    if name == "lm, pieces":
-        data["piece_tokens"] = 4
+    if name == "lm, rows":
+        data["row_tokens"] = 4
     return from_values(MTConfig if name == "mt" else lm.LMConfig, {"data": data, "model": MODEL})
 
 
@@ -52,7 +52,7 @@ def build(chosen, task):
     return chosen.build_model(task.tokenizer)
 
 
-@pytest.mark.parametrize("name", ["cfl, transformer", "cfl, lstm", "lm", "lm, pieces", "mt"])
+@pytest.mark.parametrize("name", ["cfl, transformer", "cfl, lstm", "lm", "lm, rows", "mt"])
 def test_a_training_step_waits_only_for_its_loss(name, corpora):
     chosen = config(name, corpora)
     if hasattr(chosen.model, "dropout"):  # the random numbers depend on the device
@@ -60,8 +60,8 @@ def test_a_training_step_waits_only_for_its_loss(name, corpora):
     task, _ = chosen.make()
     model = build(chosen, task)
     twin = copy.deepcopy(model)
-    # the last piece is not full, so its length would be read from the GPU
-    batch = [0, 1] if name == "lm, pieces" else task.epoch(torch.Generator().manual_seed(0))[0]
+    # the last row is not full, so its length would be read from the GPU
+    batch = [0, 1] if name == "lm, rows" else task.epoch(torch.Generator().manual_seed(0))[0]
     with gpu_with_values() as gpu:
         model.to(gpu.device)
         gpu.copies.clear()

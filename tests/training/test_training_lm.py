@@ -75,7 +75,7 @@ def test_perplexity_equals_that_of_reading_token_by_token(layers, folder):
 @pytest.mark.parametrize("layers", ["2", "superposition-5d2.1", "1.nondeterministic-2-2-3", "stratified-3"])
 def test_documents_that_share_a_row_are_read_separately(layers, folder):
     """The documents have 3, 4, 2, 7, ... tokens with EOS: the first row of 8 ends with the first token of the third."""
-    task, model = config(folder, layers, {"piece_tokens": 8}).make()
+    task, model = config(folder, layers, {"row_tokens": 8}).make()
     model.double().eval()
     vocabulary, steps = task.tokenizer, [(t, i) for t, x in enumerate(task.training) for i in range(len(x) + 1)]
     rows = [steps[at : at + 8] for at in range(0, len(steps), 8)]

@@ -22,7 +22,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
         if (found := best_of(cell.folders)) is None:
             continue
         folder, best = found
-        test, size = results_of_test(folder, write_test), TrainingRun(folder).config()["data"]["piece_tokens"]
+        test, size = results_of_test(folder, write_test), TrainingRun(folder).config()["data"]["row_tokens"]
         tokens = best["examples"] * size
         speeds = [
             number(tokens / best[key] if best.get(key) else None, ",.0f") for key in ("train_seconds", "cpu_seconds")

@@ -180,8 +180,7 @@ TARGETS = {
         same_draws=True,
     ),
     "documents": Target(
-        summary="Perplexity and speed of language models trained on articles in pieces of 512 tokens "
-        "(not in the paper)",
+        summary="Perplexity and speed of language models trained on articles in rows of 512 tokens (not in the paper)",
         command="lm",
         tasks=("wikitext-2",),
         models=("tf", "tf-sup-d64", "tf-nd-w64"),

@@ -12,8 +12,8 @@ from .vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Documents in rows of N tokens: what a language model reads, and what it should predict."""
+class PackedRows:
+    """Rows of N tokens that documents share: what a language model reads, and what it should predict."""
 
     inputs: Tensor  # (R, N)
     targets: Tensor  # (R, N)
@@ -23,18 +23,18 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def select(self, rows: Sequence[int]) -> Pieces:
+    def select(self, rows: Sequence[int]) -> PackedRows:
         """Return the rows with these indices."""
         index = torch.as_tensor(rows)
-        return Pieces(self.inputs[index], self.targets[index], self.starts[index], self.lengths[index])
+        return PackedRows(self.inputs[index], self.targets[index], self.starts[index], self.lengths[index])
 
-    def to(self, device: torch.device) -> Pieces:
+    def to(self, device: torch.device) -> PackedRows:
         """Move all tensors but `starts`, which models read on the CPU."""
         inputs, targets, lengths = (x.to(device, non_blocking=True) for x in (self.inputs, self.targets, self.lengths))
-        return Pieces(inputs, targets, self.starts, lengths)
+        return PackedRows(inputs, targets, self.starts, lengths)
 
 
-def cut_into_pieces(documents: Sequence[Sequence[int]], size: int, vocabulary: Vocabulary, ignored: int) -> Pieces:
+def pack_documents(documents: Sequence[Sequence[int]], size: int, vocabulary: Vocabulary, ignored: int) -> PackedRows:
     """Write documents one after another into rows of `size` tokens.
 
     Each document is read from BOS and predicted up to EOS. A document that does not fit into its row continues in the
@@ -48,4 +48,4 @@ def cut_into_pieces(documents: Sequence[Sequence[int]], size: int, vocabulary: V
     wanted = torch.tensor(targets + [ignored] * missing).view(rows, size)
     lengths = torch.full((rows,), size)
     lengths[-1] -= missing
-    return Pieces(tokens, wanted, tokens == vocabulary.bos, lengths)
+    return PackedRows(tokens, wanted, tokens == vocabulary.bos, lengths)

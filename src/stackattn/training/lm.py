@@ -19,7 +19,7 @@ from ..models.saving import load
 from ..ops.cross_entropy import cross_entropy
 from ..text.batching import pad, token_batches
 from ..text.monolingual_corpus import MonolingualCorpus
-from ..text.packing import Pieces, cut_into_pieces
+from ..text.packing import PackedRows, pack_documents
 from ..text.subject_verb import minimal_pairs
 from ..text.vocabulary import FILE, Vocabulary
 from .metrics import perplexity
@@ -44,15 +44,15 @@ class LMDataOptions(SentenceDataOptions):
     """Range from which each random restart draws `batch_tokens`."""
     count_bos: bool = True
     """Whether BOS counts towards `batch_tokens`."""
-    piece_tokens: int | None = None
+    row_tokens: int | None = None
     """Number of tokens per row. Documents (lines of the corpus) share rows, but each is read as if it were alone; a
     document that does not fit continues in the next row. A batch has at least one row. Default: one sentence per
     row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size = self.piece_tokens
-        require(size is None or size >= 1, "piece_tokens", "at least 1", size)
+        size = self.row_tokens
+        require(size is None or size >= 1, "row_tokens", "at least 1", size)
         low, high = self.batch_tokens_range
         require(1 <= low <= high, "batch_tokens_range", "two numbers of at least 1, the smaller first", [low, high])
 
@@ -98,36 +98,36 @@ class LMTask(SentenceTask):
         self.validation = corpus.encode_split("validation", self.tokenizer)
         self._lengths = [len(sentence) for sentence in self.training]
         self._costs = [length + options.count_bos for length in self._lengths]
-        self._pieces = self._validation_pieces = None
-        if options.piece_tokens is not None:
-            self._pieces = cut_into_pieces(self.training, options.piece_tokens, self.tokenizer, IGNORED)
-            self._validation_pieces = cut_into_pieces(self.validation, options.piece_tokens, self.tokenizer, IGNORED)
+        self._rows = self._validation_rows = None
+        if options.row_tokens is not None:
+            self._rows = pack_documents(self.training, options.row_tokens, self.tokenizer, IGNORED)
+            self._validation_rows = pack_documents(self.validation, options.row_tokens, self.tokenizer, IGNORED)
 
     def epoch(self, generator: torch.Generator) -> Sequence[list[int]]:
         """Return batches of indices of sentences, or of rows if several documents share a row."""
-        if self._pieces is not None:
-            rows = torch.randperm(len(self._pieces), generator=generator)
-            count = max(1, self.options.batch_tokens // self._pieces.inputs.shape[1])
+        if self._rows is not None:
+            rows = torch.randperm(len(self._rows), generator=generator)
+            count = max(1, self.options.batch_tokens // self._rows.inputs.shape[1])
             return [batch.tolist() for batch in rows.split(count)]
         return token_batches(self._lengths, self._costs, self.options.batch_tokens, generator)
 
     def loss(self, model: nn.Module, batch: list[int]) -> Tensor:
         """Return the negative log-likelihood in nats, summed over each sentence or row and averaged over the batch."""
-        if self._pieces is not None:
-            return piece_log_likelihood(model, self._pieces.select(batch)).neg() / len(batch)
+        if self._rows is not None:
+            return row_log_likelihood(model, self._rows.select(batch)).neg() / len(batch)
         nats = negative_log_likelihood(model, [self.training[i] for i in batch], self.tokenizer)
         return nats.sum() / len(batch)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        if self._validation_pieces is None:
+        if self._validation_rows is None:
             found = evaluate_sentences(model, self.validation, self.tokenizer)
         else:
-            found = evaluate_pieces(model, self._validation_pieces)
+            found = evaluate_rows(model, self._validation_rows)
         return {
             "score": found["cross_entropy"],
             "cross_entropy": found["cross_entropy"],
             "perplexity": found["perplexity"],
-            "examples_per_epoch": len(self.training if self._pieces is None else self._pieces),
+            "examples_per_epoch": len(self.training if self._rows is None else self._rows),
         }
 
 
@@ -157,22 +157,22 @@ def negative_log_likelihood(model: nn.Module, sentences: Sequence[Sequence[int]]
     return cross_entropy(logits, targets, ignore_index=IGNORED)
 
 
-def piece_log_likelihood(model: nn.Module, pieces: Pieces) -> Tensor:
+def row_log_likelihood(model: nn.Module, rows: PackedRows) -> Tensor:
     """Return the sum of the log-likelihoods of all targets, in nats."""
-    full = bool((pieces.lengths == pieces.inputs.shape[1]).all())
-    pieces = pieces.to(next(model.parameters(), pieces.inputs).device)
-    logits = model(pieces.inputs, None if full else pieces.lengths, pieces.starts)  # (B, T, types and EOS)
-    return -cross_entropy(logits, pieces.targets, ignore_index=IGNORED).sum()
+    full = bool((rows.lengths == rows.inputs.shape[1]).all())
+    rows = rows.to(next(model.parameters(), rows.inputs).device)
+    logits = model(rows.inputs, None if full else rows.lengths, rows.starts)  # (B, T, types and EOS)
+    return -cross_entropy(logits, rows.targets, ignore_index=IGNORED).sum()
 
 
-def evaluate_pieces(model: nn.Module, pieces: Pieces) -> dict[str, Any]:
+def evaluate_rows(model: nn.Module, rows: PackedRows) -> dict[str, Any]:
     """Return what `evaluate_sentences` returns, for documents that share rows; `sentences` counts the documents."""
     model.eval()
-    rows = torch.arange(len(pieces)).split(max(1, EVALUATION_TOKENS // pieces.inputs.shape[1]))
+    batches = torch.arange(len(rows)).split(max(1, EVALUATION_TOKENS // rows.inputs.shape[1]))
     with torch.no_grad():
-        total = math.fsum(piece_log_likelihood(model, pieces.select(batch.tolist())).item() for batch in rows)
-    tokens = int(pieces.lengths.sum())
-    return _summary(int(pieces.starts.sum()), tokens, total)
+        total = math.fsum(row_log_likelihood(model, rows.select(batch.tolist())).item() for batch in batches)
+    tokens = int(rows.lengths.sum())
+    return _summary(int(rows.starts.sum()), tokens, total)
 
 
 def score_sentences(
@@ -285,10 +285,10 @@ def evaluate_run(
         corpus.check_fingerprint(options.fingerprint)
     model, vocabulary = load_language_model(folder, device)
     sentences = corpus.encode_split(split, vocabulary)
-    if options.piece_tokens is None:
+    if options.row_tokens is None:
         found = evaluate_sentences(model, sentences, vocabulary)
     else:
-        found = evaluate_pieces(model, cut_into_pieces(sentences, options.piece_tokens, vocabulary, IGNORED))
+        found = evaluate_rows(model, pack_documents(sentences, options.row_tokens, vocabulary, IGNORED))
     return {
         "split": split,
         "corpus": corpus.fingerprint,
