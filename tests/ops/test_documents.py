@@ -171,6 +171,7 @@ def test_restarted_states_that_return_weights(backend, hidden):
 
 def test_wrong_rows_to_restart():
     state = SuperpositionState.empty(2)
-    for rows in (torch.tensor([True]), torch.tensor([0, 1]), [True, False]):
-        with pytest.raises(ValueError, match=r"rows: expected a bool tensor of shape \(2,\), got "):
+    wrong = ((torch.tensor([True]), ValueError), (torch.tensor([0, 1]), TypeError), ([True, False], TypeError))
+    for rows, error in wrong:
+        with pytest.raises(error, match=r"rows: expected a bool tensor of shape \(2,\), got "):
             state.restart(rows)

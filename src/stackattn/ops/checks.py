@@ -117,8 +117,11 @@ def check_same_automaton(name: str, steps: Tensor, num_states: int, num_symbols:
 
 def check_rows(rows: Tensor, state: Any) -> Tensor:
     """A validated mask of the sequences of a state's batch."""
-    if not isinstance(rows, Tensor) or rows.dtype != torch.bool or rows.shape != (state.batch_size,):
-        raise ValueError(f"rows: expected a bool tensor of shape ({state.batch_size},), got {_description(rows)}")
+    expected = f"rows: expected a bool tensor of shape ({state.batch_size},), got"
+    if not isinstance(rows, Tensor) or rows.dtype != torch.bool:
+        raise TypeError(f"{expected} {_description(rows)}")
+    if rows.shape != (state.batch_size,):
+        raise ValueError(f"{expected} {_description(rows)}")
     if rows.device != state.device:
         raise ValueError(f"rows: expected device {state.device} like the state, got {rows.device}")
     return rows
@@ -151,7 +154,9 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
 
 def check_index(index: Tensor, state: Any) -> Tensor:
     """The positions of sequences in the batch of a state, validated, as int64."""
-    if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+        raise TypeError(f"index: expected a tensor of integers of shape (N,), got {_description(index)}")
+    if index.dim() != 1:
         raise ValueError(f"index: expected a tensor of integers of shape (N,), got {_description(index)}")
     if index.device != state.device:
         raise ValueError(f"index: expected device {state.device} like the state, got {index.device}")
