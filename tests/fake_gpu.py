@@ -1,7 +1,8 @@
 """A GPU without hardware: tensors that have a device but no values.
 
 On such tensors, everything that would wait for a GPU raises: reading a value, shapes that depend on values, and copies
-between the CPU and the device. So does an operation on tensors on different devices.
+between the CPU and the device, except non-blocking copies to the device. An operation that mixes tensors on different
+devices raises too.
 
 The device is `meta`, because gradients of fake CUDA tensors need a GPU. The library distinguishes only the CPU from all
 other devices; gpu_with_values.py simulates the device `cuda`.
@@ -38,7 +39,7 @@ def reads_values(function, tensors: list[torch.Tensor]) -> bool:
 
 
 class _NothingWaits(TorchDispatchMode):
-    """Raises where FakeTensorMode does not: copies between devices, index tensors on the CPU, and some masks.
+    """Raises where FakeTensorMode does not: on copies between devices, index tensors on the CPU, and some masks.
 
     The library's own operators are executed here. FakeTensorMode would compute only the shapes of their results.
     """
@@ -60,6 +61,7 @@ class _NothingWaits(TorchDispatchMode):
 
 @contextmanager
 def fake_gpu(device: torch.device = GPU) -> Iterator[torch.device]:
+    """Simulate a GPU without values: operations that would wait for the GPU raise. The value is its device."""
     with FakeTensorMode(), _NothingWaits():
         yield device
 

@@ -1,7 +1,7 @@
 """A GPU without hardware: tensors on the device `cuda` whose values are stored and computed on the CPU.
 
-An operation on tensors on both devices raises. Operations that would wait for a GPU are recorded, or raise if `strict`
-is set.
+An operation that mixes tensors on the CPU and on the GPU raises. Operations that would wait for a GPU are recorded, or
+raise if `strict` is set.
 """
 
 import sys
@@ -82,7 +82,7 @@ class SimulatedGPU(TorchDispatchMode):
     Attributes:
         device: the device.
         reads: shapes of the tensors that were read from the GPU.
-        copies: shapes of the tensors that were copied to the GPU by copies that wait.
+        copies: shapes of the tensors that were copied to the GPU by blocking copies.
         strict: whether such reads and copies raise.
         allocated, peak: current and largest total size of all tensors in bytes.
     """
@@ -151,6 +151,7 @@ class SimulatedGPU(TorchDispatchMode):
 
 @contextmanager
 def gpu_with_values() -> Iterator[SimulatedGPU]:
+    """Simulate a CUDA GPU. The value is the `SimulatedGPU`, which records operations that would wait for the GPU."""
     if sys.platform != "linux":
         pytest.skip("needs Linux, because it replaces a device guard in PyTorch's shared library")
     gpu = SimulatedGPU()

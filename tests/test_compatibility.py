@@ -1,4 +1,4 @@
-"""Files in old formats: every committed model loads and gives the recorded logits."""
+"""Files in old formats can still be read: committed models of format 1 give the recorded logits."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_all_models_of_the_first_format_are_recorded():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_committed_models_give_the_recorded_logits(name):
-    """The numbers in recorded_logits.json were computed before format 2 existed."""
+    """The numbers in recorded_logits.json were computed by a version that wrote format 1."""
     expected = torch.tensor(RECORDED[name], dtype=torch.float64)
     torch.testing.assert_close(last_logits(load(RESULTS / name / "best")), expected, atol=1e-8, rtol=0)
 

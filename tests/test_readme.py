@@ -1,4 +1,4 @@
-"""The Python blocks and commands of README.md and docs run, except `make`, `pip` and `git`, and links are valid."""
+"""README.md, CONTRIBUTING.md and docs: Python blocks and commands run (not `make`, `pip`, `git`); links are valid."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-NOT_RUN = ("make", "pip", "git")  # these would install packages or run the tests again
+NOT_RUN = ("make", "pip", "git")  # these would install packages, access the network or run the tests again
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -68,10 +68,10 @@ def test_links(page):
         linked = page if not path else (page.parent / path).resolve()
         assert linked.exists(), target
         if anchor:
-            assert anchor in headings(linked), target
+            assert anchor in anchors(linked), target
 
 
-def headings(page: Path) -> set[str]:
+def anchors(page: Path) -> set[str]:
     """Anchors of a page, in the form that GitHub uses."""
     found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}

@@ -15,7 +15,7 @@ from stackattn.languages.notation import MAX_SYMBOLS
 
 @pytest.fixture(autouse=True)
 def limit():
-    """Each test takes at most five seconds of CPU time; without the limits, it would take minutes or all memory."""
+    """Each test takes at most five seconds of CPU time; without the limits, it would take minutes or use up memory."""
     start = time.process_time()
     yield
     assert time.process_time() - start < 5
@@ -80,7 +80,7 @@ def test_sums_of_weights_with_too_many_digits():
 
 @pytest.mark.parametrize("symbol", ["'a'", "T"])
 def test_long_rules(symbol):
-    """Rules longer than Python's recursion limit allows."""
+    """Rules of 500 symbols do not exceed Python's recursion limit; longer rules are refused."""
     text = f"S -> {f'{symbol} ' * MAX_SYMBOLS}\nT -> 'a'"
     assert PCFG.from_text(text).log_prob("a" * 3) == -math.inf
     with pytest.raises(GrammarError, match=r"line 1: expected at most 500 symbols in a rule for .S., got 501"):

@@ -34,7 +34,10 @@ def relative_error(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
 def with_gradients(
     function: Callable[..., Tensor], inputs: Iterable[Tensor], upstream: Tensor | None = None
 ) -> list[Tensor]:
-    """[function(*inputs), and the gradient of sum(upstream * result) for each input]. The default upstream is fixed."""
+    """[function(*inputs), and the gradient of sum(upstream * result) for each input].
+
+    The default `upstream` is random with a fixed seed.
+    """
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     output = function(*leaves)
     if output.numel() == 0:
@@ -75,10 +78,10 @@ def random_transitions(
 def decoy(
     T: int = 8, deeper: float = 0.0, Q: int = 1, dtype: torch.dtype = torch.float64
 ) -> tuple[Transitions, Tensor]:
-    """Transitions and their weights: a run of weight 1 ends at the last step and hides two runs of e^-700 and e^-712.
+    """Transitions and their weights: a run of weight 1 ends at the last step and hides two runs.
 
-    The hidden runs differ at step 0: the heavier one pushes, the lighter one replaces the bottom symbol. `deeper` is
-    subtracted from both of their log weights. T >= 2.
+    The hidden runs have weights e^-700 and e^-712. They differ at step 0: the heavier one pushes, the lighter one
+    replaces the bottom symbol. `deeper` is subtracted from both of their log weights. T >= 2.
     """
     S = 3
     push, replace, pop = (torch.full(shape, -torch.inf, dtype=dtype) for shape in _shapes(1, T, Q, S))
@@ -171,7 +174,7 @@ def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, wi
 def enumerate_runs(
     log_push: Tensor, log_replace: Tensor, log_pop: Tensor, window: int | None = None
 ) -> dict[tuple[Step, ...], float]:
-    """The log weight of every run of full length that no transition forbids. B = 1, T <= 5, Q and S <= 2."""
+    """The log weight of every run of T steps without a forbidden transition. B = 1, T <= 5, Q and S <= 2."""
     _, T, Q, S = log_push.shape[:4]
     flat, steps = flat_transitions(log_push, log_replace, log_pop)[0].tolist(), all_steps(Q, S)
     runs = np.concatenate(list(all_runs(T, Q, S, window)[T].values())).tolist()
@@ -366,7 +369,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def _fast_exp_(x: Tensor) -> Tensor:
-    """exp in place, with e^-700 (1e-304) and less set to 0, because exp is 30 times slower where it underflows."""
+    """exp in place; results up to 1e-303 become 0, because exp is 30 times slower where it underflows."""
     return torch.threshold_(x.clamp_(min=-700.0).exp_(), 1e-303, 0.0)
 
 

@@ -93,7 +93,7 @@ def test_lengths_overwritten_through_numpy_before_the_backward_pass(stack, backe
 
 
 def _calls_with_lengths():
-    """Every other operator that takes lengths: a function of inputs and lengths, and the inputs."""
+    """Yield a function of inputs and lengths, and its inputs, for the operators that the test above does not cover."""
     steps, values = (
         random_transitions(2, 4, 2, 2, generator=seeded()),
         torch.randn(2, 5, 3, generator=seeded()).double(),
@@ -160,7 +160,7 @@ def test_backward_operators_check_lengths(backend):
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_gradient_checkpointing(stack, backend, stepwise):
-    """`use_reentrant=False` is the default of the Hugging Face Trainer; saved tensors can then be read only once."""
+    """`use_reentrant=False` is the default in Hugging Face Transformers; saved tensors can then be read only once."""
     lengths = torch.tensor([4, 3])
 
     def readings(*inputs):
@@ -197,10 +197,10 @@ def test_the_gradient_of_a_state_may_be_a_slice():
 @pytest.mark.parametrize("mask", [-1e12, -1e20, -1e30, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_mask_is_as_good_as_minus_infinity(backend, mask, dtype):
-    """Also if every run has to take a masked transition: then no run is left."""
+    """Even if every run of a sequence takes a masked transition, so that no run is left."""
     forbidden = random_transitions(3, 9, 2, 2, forbidden_share=0.5, generator=seeded(), dtype=dtype)
     forbidden[0][0, 4], forbidden[1][0, 4], forbidden[2][0, 4] = (-torch.inf,) * 3
-    forbidden[2][0, 4, 1, 1, 0] = 0.0  # the only transition of step 4, from a symbol and a state that no run reaches
+    forbidden[2][0, 4, 1, 1, 0] = 0.0  # step 4 can only pop, and no push comes before it
     forbidden[1][0, :4], forbidden[0][0, :4] = forbidden[1][0, :4].clamp(min=-2), -torch.inf
     masked = [x.clamp(min=mask) for x in forbidden]
     results = []

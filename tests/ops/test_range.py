@@ -82,7 +82,7 @@ def test_logits_far_below_the_largest_of_their_step_are_zero(deeper, backend):
 @pytest.mark.parametrize("deeper", [-200.0, 0.0, 35.0, 5000.0])
 @pytest.mark.parametrize(("T", "Q"), [(2, 1), (5, 2), (12, 1)])
 def test_decoy(T, Q, deeper, backend):
-    """A run of weight 1 ends at the last step. Relative to it, the other runs underflow in float64 (below e^-745)."""
+    """A run of weight 1 ends at the last step; of the other two, float64 holds both, only the heavier one, or none."""
     inputs, weights = decoy(T, deeper, Q)
     found = results(inputs, backend)
     assert_close(found[:1], [weights], 1e-7)
@@ -163,7 +163,7 @@ def default_upstream(weights):
 @pytest.mark.parametrize("sizes", [[1] * 12, [4, 3, 5], [12]], ids=str)
 @pytest.mark.parametrize("trouble", ["scale", "decoy", "end"])
 def test_trouble_in_the_middle_of_a_state(trouble, sizes, backend):
-    """One sequence of the batch leaves the range of float64 at its sixth step, or ends there."""
+    """One sequence of the batch leaves the range of float64 at its sixth step, or has no transitions from there on."""
     stack = Nondeterministic(1, 3)
     inputs = stack.inputs(3, 12)
     for x, hidden in zip(inputs, decoy(3)[0], strict=True):

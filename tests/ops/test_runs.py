@@ -155,7 +155,7 @@ def test_ties_are_broken_the_same_way():
 
 
 @pytest.mark.parametrize("scale", [1, 1000])
-def test_100_steps_take_well_under_a_second(scale):
+def test_100_steps_take_less_than_1500_ms(scale):
     inputs = random_transitions(1, 100, 3, 3, scale, 0.1, seeded())
     started = time.process_time()
     best_runs(*inputs)

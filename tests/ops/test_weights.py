@@ -92,7 +92,7 @@ def test_kernel_at_every_length(stack, lengths):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stack", STACKS)
 def test_narrow_dtypes(stack, dtype, backend):
-    """All arithmetic is in float64; only the result and the upstream gradient are rounded."""
+    """All arithmetic is in float64; only the results and the gradients are rounded."""
     tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     results = found(stack, backend, 2, 12, dtype)
     assert {x.dtype for x in results} == {dtype}

@@ -106,7 +106,7 @@ def test_causality(backend):
 
 @backends
 def test_hard_actions(backend):
-    """An element that is hidden and then older than the window is read and replaced; popping it ends the run."""
+    """An element older than the window can still be read and replaced, but popping it ends the run."""
     Q, S, window = 2, 3, 3
     deep = [("push", 1, 1), ("push", 0, 2), ("pop", 1, -1), ("replace", 0, 2), ("replace", 1, 1), ("replace", 1, 2)]
     found = weigh(window, backend)(*hard_transitions(deep, Q, S))
@@ -263,7 +263,10 @@ def test_ten_thousand_steps(threads):
 
 
 def hidden_run(weight, others=-torch.inf):
-    """A run with log weight `weight` from the first step on, and a decoy whose log weight falls by 100 at each step."""
+    """A run with log weight `weight` from the first step on, and a decoy whose log weight falls by 100 at each step.
+
+    All other transitions have log weight `others`.
+    """
     push, replace, pop = (x.fill_(others) for x in random_transitions(1, 12, 1, 3))
     replace[0, 0, 0, 0, 0, 1], replace[0, 1:, 0, 1, 0, 1] = 0.0, -100.0
     replace[0, 0, 0, 0, 0, 2], replace[0, 1:, 0, 2, 0, 2] = weight, 0.0
@@ -273,7 +276,7 @@ def hidden_run(weight, others=-torch.inf):
 @fast
 @pytest.mark.parametrize(("weight", "others"), [(-650.0, -torch.inf), (-800.0, -torch.inf), (-740.0, -740.0)])
 def test_no_run_is_lost(weight, others, backend):
-    """In 4 steps, the mass falls by only e^400, but the share of the hidden run is too small for float64 at first."""
+    """In 4 steps, the mass falls by only a factor e^400, but the share of the hidden run is below e^-600 at first."""
     inputs = hidden_run(weight, others)
     expected = with_gradients(weigh(4, "reference"), inputs)
     assert_close(with_gradients(weigh(4, backend), inputs), expected, 1e-10, floor=1e-3)

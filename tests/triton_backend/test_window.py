@@ -84,7 +84,7 @@ def test_wide_logits_leave_the_range_and_are_computed_exactly(monkeypatch):
 
 
 def one_run(*, lost):
-    """A run whose log weight falls by `lost` at each step, and a symbol that keeps its weight but no run reaches."""
+    """A run whose log weight falls by `lost` at each step, and a symbol that keeps its weight, which no run reaches."""
     *transitions, values = inputs_of(1, 9, 1, 3, m=2)
     push, replace, pop = (x.fill_(-torch.inf) for x in transitions)
     replace[0, 0, 0, 0, 0, 1], replace[0, 1:, 0, 1, 0, 1], replace[0, 1:, 0, 2, 0, 2] = 0.0, -lost, 0.0
@@ -102,7 +102,7 @@ def test_gradients_of_entries_without_runs(monkeypatch):
 
 @infinities
 def test_no_run_is_lost():
-    """Within a window, the mass falls by only e^400, but a run with a share of e^-700 is the heaviest at the end."""
+    """In 4 steps, the mass falls by only a factor e^400, but a run with a share of e^-700 becomes the heaviest."""
     inputs = one_run(lost=100.0)
     inputs[1][0, 0, 0, 0, 0, 2] = -700.0
     readings = assert_same(inputs, 4, backends=("cpp", "reference"))[0]
