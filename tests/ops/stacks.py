@@ -33,6 +33,8 @@ class Superposition:
 
 @dataclass(frozen=True)
 class Nondeterministic:
+    """The nondeterministic stack: `scale` is that of `random_transitions`; `hidden` applies `_hide` to the inputs."""
+
     Q: int
     S: int
     scale: float = 1.0

@@ -105,8 +105,8 @@ def test_bad_numbers_are_not_hidden(bad):
     assert y[0, :3].isfinite().all()
 
 
-def test_masks_read_back():
-    """With equal scores and one-hot values, the outputs are the mask."""
+def test_the_mask_can_be_read_from_the_output():
+    """With equal scores and one-hot values, the output is the mask times the attention weights and 1 / (1 - p)."""
     B, T, heads, p = 2, 19, 3, 0.25
     x = torch.zeros(B, T, 3, heads, T)
     x[:, :, 2] = torch.eye(T)[:, None]

@@ -63,7 +63,7 @@ def test_gradcheck_of_the_kernel(smoothing):
 @smoothings
 @pytest.mark.parametrize("ignored", [-100, 3])
 def test_ignored_targets_in_the_kernel(dtype, smoothing, ignored):
-    """A class can be ignored too. Logits of ignored rows are not read."""
+    """`ignore_index` may be the index of a class. Logits of ignored rows are not read."""
     logits, targets = inputs(6, 9, dtype)
     targets[1::2] = ignored
     options = {"ignore_index": ignored, "label_smoothing": smoothing}
@@ -96,7 +96,7 @@ def test_a_common_offset_loses_no_digits_in_the_kernel(dtype):
 @dtypes
 @smoothings
 def test_infinite_logits_in_the_kernel(dtype, smoothing):
-    """-inf is a class of probability zero; where PyTorch's loss is nan or inf, so is that of the kernel."""
+    """A class with logit -inf has probability zero; where PyTorch's loss is nan or inf, so is that of the kernel."""
     logits, targets = inputs(6, 40, dtype)
     logits[0, 5:] = -torch.inf
     targets[0] = 2

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from oracles import with_gradients
-from stacks import FAST, HARD_STACKS, STACKS, Nondeterministic, operator
-from test_states import in_chunks
+from stacks import FAST, HARD_STACKS, STACKS, Nondeterministic, in_chunks, operator
 
 
 @pytest.mark.parametrize("backend", FAST)

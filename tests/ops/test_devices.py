@@ -28,7 +28,7 @@ def strengths(device):
     return [torch.rand(B, T, device=device), torch.rand(B, T, device=device)]
 
 
-# operator, its inputs without values, number of values if it has any, and options
+# operator, its inputs except values, number of values (None if the operator takes none), and options
 OPERATORS = {
     "superposition": (stackattn.superposition_weights, actions, None, {}),
     "superposition, readings": (stackattn.superposition_readings, actions, T, {}),
@@ -238,7 +238,7 @@ def test_auto_uses_torch_on_a_gpu_unless_the_environment_says_triton(monkeypatch
     gpu = torch.device("cuda")
     assert dispatch.choose("auto", gpu, 2, 2) == "torch"
     monkeypatch.setenv("STACKATTN_GPU_BACKEND", "triton")
-    assert dispatch.choose("auto", gpu) == "torch"  # states and softmax attention
+    assert dispatch.choose("auto", gpu) == "torch"  # without Q and S: states and softmax attention
     with pytest.raises(RuntimeError, match="PyTorch finds no GPU"):
         dispatch.choose("auto", gpu, 2, 2)
     monkeypatch.setattr(dispatch.availability, "status", lambda: "available")

@@ -1,4 +1,4 @@
-"""Dropout in the kernel: agreement with PyTorch operations for the same masks, and statistics of the generator."""
+"""Dropout in the kernel: agreement with PyTorch operations with the same masks, and statistics of the generator."""
 
 import pytest
 import torch
@@ -89,14 +89,14 @@ def test_other_dtypes_use_pytorchs_dropout(kind, change):
 def test_checkpointing_draws_the_same_mask(kind):
     x, residual = arguments(5, 7)
     torch.manual_seed(1)
-    y = checkpoint(lambda x: run_again(kind, x, residual), x, use_reentrant=False)
+    y = checkpoint(lambda x: tanh_of_dropout(kind, x, residual), x, use_reentrant=False)
     (found,) = torch.autograd.grad(y.sum(), x)
     torch.manual_seed(1)
-    (expected,) = torch.autograd.grad(run_again(kind, x, residual).sum(), x)
+    (expected,) = torch.autograd.grad(tanh_of_dropout(kind, x, residual).sum(), x)
     assert torch.equal(found, expected)
 
 
-def run_again(kind, x, residual):
+def tanh_of_dropout(kind, x, residual):
     """Tanh of dropout, without setting a seed."""
     return dropout(x, 0.3, **({"residual": residual} if kind == "residual" else KINDS[kind])).tanh()
 
@@ -104,16 +104,16 @@ def run_again(kind, x, residual):
 @kinds
 def test_functional_transforms(kind):
     x, residual = (x.detach() for x in arguments(2, 50))
-    y = vmap(lambda a, b: run_again(kind, a, b), randomness="different")(x, residual)
+    y = vmap(lambda a, b: tanh_of_dropout(kind, a, b), randomness="different")(x, residual)
     assert y.shape == x.shape
-    assert torch.func.grad(lambda x: run_again(kind, x, residual).sum())(x).shape == x.shape
+    assert torch.func.grad(lambda x: tanh_of_dropout(kind, x, residual).sum())(x).shape == x.shape
 
 
 @pytest.mark.slow
 @kinds
 def test_compile(kind):
     torch._dynamo.reset()
-    compiled = torch.compile(lambda a, b: run_again(kind, a, b), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda a, b: tanh_of_dropout(kind, a, b), fullgraph=True, backend="aot_eager")
     x, residual = arguments(5, 70)
     compiled(x, residual).sum().backward()
     assert x.grad is not None

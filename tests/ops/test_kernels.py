@@ -103,7 +103,7 @@ except RuntimeError as error:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux to limit memory")
 def test_too_little_memory_is_an_error():
-    """The process does not end, and the kernel still works afterwards."""
+    """The process does not crash, and the kernel still works afterwards."""
     program = """
 import resource, torch, stackattn
 actions = torch.full((2, 6000, 3), 1 / 3)
@@ -123,7 +123,7 @@ except MemoryError:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux to limit memory")
 def test_too_little_memory_for_a_window_is_an_error():
-    """The kernel or PyTorch raises it, whichever allocates the memory; afterwards, the kernel works as before."""
+    """The kernel or PyTorch raises the error, whichever allocates the memory; the kernel still works afterwards."""
     program = """
 import resource, torch
 from stackattn import nondeterministic_readings

@@ -20,7 +20,7 @@ def with_garbage(x):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", [*STACKS, *HARD_STACKS])
 def test_garbage_beyond_the_lengths(stack, backend):
-    """Padding in inputs and upstream gradient changes no other row; rows and gradients of the padding are zero."""
+    """Padding in inputs and the upstream gradient changes no other row; rows and gradients of the padding are zero."""
     inputs = stack.inputs(len(LENGTHS), T)
     weights = operator(stack, "cpp")(*inputs)
     upstream = with_garbage(torch.randn(weights.shape, generator=seeded(), dtype=torch.float64))

@@ -7,8 +7,8 @@ from torch.utils.checkpoint import checkpoint
 from stackattn.models import LSTMLM, LSTMConfig
 from stackattn.ops import lstm
 
+# B, T, h (size of the hidden state), m, and Q, S for the nondeterministic stack
 SUPERPOSITION = [(1, 1, 8, 8), (2, 2, 5, 3), (3, 9, 10, 4), (5, 20, 17, 1), (4, 13, 33, 16), (0, 5, 8, 3)]
-# B, T, h, m, Q, S
 NONDETERMINISTIC = [
     (1, 1, 8, 3, 2, 2),
     (2, 2, 5, 3, 1, 1),
@@ -168,7 +168,7 @@ def tokens_of(B, T):
 @stacks
 @pytest.mark.parametrize("T", [1, 2, 3, 12])
 def test_the_model_equals_its_loop(stack, T, monkeypatch):
-    """Also with lengths. Parameters that the loop does not use get no gradient."""
+    """Sequences have different lengths. Parameters that the loop does not use get no gradient."""
     ours, tokens = model(stack), tokens_of(3, T)
     lengths = torch.tensor([T, 1, max(T - 1, 1)])
     real = torch.arange(T) < lengths[:, None]
@@ -212,9 +212,9 @@ def test_model_falls_back_to_the_loop(stack, monkeypatch):
 def test_range_of_float64(monkeypatch):
     """If the range does not suffice, the loop in Python computes the logits exactly."""
     calls, ours, tokens = count_calls(monkeypatch, "nondeterministic"), model("nondeterministic-2-3-5"), tokens_of(2, 9)
-    transitions = ours.stack.to_actions.bias.unflatten(0, (2, 3, 14))  # from state and symbol; push, replace, pop
+    transitions = ours.stack.to_actions.bias.unflatten(0, (2, 3, 14))  # (Q, S, push, replace and pop)
     with torch.no_grad():
-        # The run with all weight pops the bottom at once; the others have weight e^-200 at each step.
+        # The run with nearly all the weight pops the bottom at the first step; all others have e^-200 at each step.
         transitions[:] = -200
         transitions[0, 0, -2:] = 0
     logits = ours(tokens)

@@ -195,7 +195,7 @@ def test_operators_read_negated_views(stack, dtype, backend):
 
 @for_each_stack
 def test_states_read_negated_views(stack, dtype, backend):
-    """In the steps, in the gradients of the rows, and in the gradient of the state in between."""
+    """The steps, the gradients of the rows and the gradient of the state in between are negated views."""
     found = []
     for view in (torch.Tensor.clone, negated):
         inputs = stack.inputs(2, 5, dtype=dtype)

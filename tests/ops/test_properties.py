@@ -70,7 +70,7 @@ def test_gradients_of_a_step_add_up_to_zero(stack, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_superposition_is_an_automaton_whose_bottom_stays(backend):
-    """One state; symbol 0 is the bottom, which a pop leaves in place, and symbol 1 all other elements."""
+    """One state; symbol 0 is the bottom, which a pop leaves in place, and symbol 1 is that of all other elements."""
     T = 12
 
     def as_automaton(actions):
@@ -96,7 +96,7 @@ def test_superposition_is_an_automaton_whose_bottom_stays(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_reading_depends_on_what_was_pushed_long_before(stack, backend):
-    """Push, push, ..., pop, pop: the last reading is the first value again."""
+    """Push, push, ..., pop, pop: the last reading consists mostly of the first value."""
     T = 9
     inputs = stack.inputs(1, T)
     for t in range(T):

@@ -110,7 +110,7 @@ def test_nondeterministic_with_hard_actions_equals_a_list(seed):
 
 
 def test_superposition_is_a_pda_that_keeps_its_bottom():
-    """docs/maths.md, section 8: one state, a bottom symbol 0 that a pop leaves in place, and symbol 1 for the rest."""
+    """docs/maths.md, section 8: one state; a pop leaves the bottom symbol 0 in place; other elements have symbol 1."""
     actions = random_actions(2, 9, generator=seeded())
     push, noop, pop = actions.log().unbind(-1)
     log_push, log_replace = torch.full((2, 2, 9, 1, 2, 1, 2), -torch.inf, dtype=torch.float64)

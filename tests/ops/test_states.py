@@ -292,6 +292,8 @@ def test_second_derivatives_are_refused(stack, backend):
 
 
 class CountCalls(TorchDispatchMode):
+    """Counts the calls of PyTorch operators."""
+
     def __init__(self):
         super().__init__()
         self.calls = 0

@@ -25,7 +25,7 @@ def weights(backend, lengths=None):
 
 
 def slices(push, pop):
-    """One row of weights, computed with a stack of hard slices of strength 1/1000."""
+    """The last row of weights, computed with a Python list of slices of strength 1/1000."""
     stack = []
     for t, (a, b) in enumerate(
         zip((1000 * push).round().int().tolist(), (1000 * pop).round().int().tolist(), strict=True)
@@ -130,7 +130,10 @@ def test_long_sequences_in_low_precision():
 
 
 def test_ten_thousand_steps_for_any_number_of_threads(threads):
-    """Results are finite and bitwise equal. Steps are processed in chunks, because all weights take O(T^2) memory."""
+    """Results are finite and bitwise equal.
+
+    Steps are processed in chunks, because the weights of all steps take O(T^2) memory.
+    """
     push, pop = (x.float().requires_grad_() for x in arguments(1, 10_000))
     results = []
     for count in (1, 2, 3):

@@ -16,7 +16,7 @@ from stackattn.ops.triton_backend import availability
 
 STACK = Nondeterministic(2, 2)
 SIZES = "Q = 2 and S = 2"
-# operator, inputs, what the warning calls it, and the functions of the forward and backward pass
+# operator, inputs, the description in the warning, and the functions of the forward and backward pass
 OPERATORS = {
     "superposition": (
         stackattn.superposition_weights,
@@ -41,7 +41,7 @@ OPERATORS = {
 
 @pytest.fixture
 def use(monkeypatch):
-    """Installs the `torch` backend in place of the Triton kernels, with one function replaced."""
+    """A function that installs the `torch` backend in place of the Triton kernels, with one function replaced."""
 
     def install(replaced=None, by=None):
         for plain in (operators, window):
@@ -120,7 +120,7 @@ def test_kernels_that_agree_are_used_without_a_warning(use, name):
     calls = []
     use(forward, lambda *args, **options: calls.append(args) or forward(*args, **options))
     results(operator, inputs, "triton")  # a warning would fail the test
-    assert len(calls) == 2  # one of the check and one of the caller
+    assert len(calls) == 2  # one by the check and one by the caller
 
 
 def with_a_default_device(function, x):

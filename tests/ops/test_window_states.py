@@ -123,8 +123,8 @@ def test_the_kernel_computes_a_missing_band():
     _, state = empty(values[:, 0], 8, "cpp").extend(*first)
     expected, after = state.extend(*second)
     state._band = None
-    found, after_it = state.extend(*second)
-    assert_close([found, after_it._band], [expected, after._band], 1e-12)
+    found, recomputed = state.extend(*second)
+    assert_close([found, recomputed._band], [expected, after._band], 1e-12)
 
 
 @fast
