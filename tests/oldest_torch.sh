@@ -25,10 +25,12 @@ mkdir -p "$libraries"
 nm -D --undefined-only "$packages"/torch/lib/*.so | awk '$1 == "U" { sub("@.*", "", $2); print $2 }' | sort -u |
   grep -E '^(cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvrtc|cu[A-Z])' |
   awk 'BEGIN { print "#include <stdlib.h>" } { print "void " $1 "(void) { abort(); }" }' > "$libraries/functions.c"
-for name in $(readelf -d "$packages"/torch/lib/*.so | grep -oE 'lib(cublas|cublasLt|cudnn|cufft|curand|cusolver|cusparse|cusparseLt|nccl|nvrtc)\.so\.[0-9]+' | sort -u); do
+missing='lib(cublas|cublasLt|cudnn|cufft|curand|cusolver|cusparse|cusparseLt|nccl|nvrtc)\.so\.[0-9]+'
+for name in $(readelf -d "$packages"/torch/lib/*.so | grep -oE "$missing" | sort -u); do
   gcc -shared -fPIC -Wl,-soname,"$name" -o "$libraries/$name" "$libraries/functions.c"
 done
 export LD_LIBRARY_PATH=$libraries:$packages/nvidia/cuda_runtime/lib:$packages/nvidia/cuda_cupti/lib
 "$folder/bin/python" -c 'import stackattn, torch; print("torch", torch.__version__, stackattn.backends()["cpp"])'
 "$folder/bin/python" -m pytest -m "not slow" "${@:-tests}"
-[ $# -gt 0 ] || PYTHONPATH=$folder/huggingface "$folder/bin/python" -m pytest tests/models tests/test_readme.py -k huggingface
+[ $# -gt 0 ] ||
+  PYTHONPATH=$folder/huggingface "$folder/bin/python" -m pytest tests/models tests/test_readme.py -k huggingface

@@ -1,4 +1,4 @@
-"""The source tree in CONTRIBUTING.md lists every module."""
+"""The source tree in CONTRIBUTING.md lists every module, and nothing that does not exist."""
 
 import re
 from pathlib import Path

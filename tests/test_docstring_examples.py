@@ -8,14 +8,13 @@ import pytest
 
 import stackattn
 
-# Modules whose optional dependencies are not installed are skipped.
 MODULES = [module.name for module in pkgutil.walk_packages(stackattn.__path__, "stackattn.")]
 PUBLIC = ("superposition_weights", "nondeterministic_weights", "best_runs", "sample_runs", "backends", "AutomatonRun")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def examples(name):
-    """The docstrings in a module that contain examples."""
+    """The docstrings in a module that contain examples; none if an optional dependency is not installed."""
     if name.endswith(("__main__", "._kernel")):
         return []
     try:
@@ -23,7 +22,7 @@ def examples(name):
     except ImportError as error:
         if (error.name or "").startswith("stackattn"):
             raise
-        return []  # an optional dependency is missing
+        return []
     return [test for test in doctest.DocTestFinder().find(module, name) if test.examples]
 
 
@@ -36,5 +35,5 @@ def test_examples_run(name):
 
 
 @pytest.mark.parametrize("name", [*PUBLIC, "SuperpositionState", "NondeterministicState"])
-def test_public_operators_have_examples(name):
+def test_public_names_have_examples(name):
     assert ">>> " in getattr(stackattn, name).__doc__

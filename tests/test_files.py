@@ -29,6 +29,7 @@ from stackattn.lines import read_json_object
 
 @pytest.fixture
 def umask():
+    """Set the umask to 0o027; the value is the mode of new files."""
     old = os.umask(0o027)
     yield 0o640
     os.umask(old)
@@ -93,7 +94,7 @@ def test_errors_for_missing_folders(tmp_path):
 
 
 def test_files_and_folders_are_flushed_before_they_are_renamed(tmp_path, monkeypatch):
-    """The file is flushed, then renamed, then the folder is flushed."""
+    """The data are flushed before the rename, and the parent folder after it."""
     steps, fsync, replace, rename = [], os.fsync, os.replace, os.rename
 
     def record(handle):
@@ -199,7 +200,7 @@ def _write(folder, name, barrier, outcomes):
 
 
 def test_two_processes_never_mix_their_files_in_a_folder(tmp_path):
-    """One creates the folder; the other gets an error that names it."""
+    """One process creates the folder; the other gets an error that names the folder."""
     context = multiprocessing.get_context("fork")
     for i in range(15):
         folder, outcomes, barrier = tmp_path / f"corpus{i}", context.Queue(), context.Barrier(2)

@@ -1,4 +1,4 @@
-"""The import contract: packages import only lower layers, and importing stays cheap."""
+"""Packages import only what precedes them in the source tree, and PyTorch is imported only where it is needed."""
 
 import ast
 import subprocess
@@ -32,7 +32,7 @@ EXCEPTIONS: set[tuple[str, str]] = set()  # (module, package), each with a reaso
 
 
 def imported(path: Path) -> set[str]:
-    """Packages and top-level modules of stackattn that a file imports, also if only for type checking."""
+    """Packages and top-level modules of stackattn that a file imports, including imports only for type checking."""
     package = ["stackattn", *path.relative_to(SOURCE).parent.parts]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -126,7 +126,7 @@ def test_without_the_kernel(error, compiler, words, monkeypatch, warn_again):
 
 @pytest.mark.parametrize("interface", [None, dispatch.INTERFACE - 1, dispatch.INTERFACE + 1])
 def test_a_kernel_of_another_version_is_not_used(interface, monkeypatch):
-    """`interface` is None for a kernel that does not export the number."""
+    """`interface` is None for a kernel that does not export its interface number."""
     outdated = types.ModuleType("_kernel")
     if interface is not None:
         outdated.interface = interface

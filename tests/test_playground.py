@@ -1,4 +1,4 @@
-"""The playground page in a browser: its numbers are those of the library. Skipped without Playwright and Chromium."""
+"""The playground page in a browser: its numbers are those of the library. Needs Playwright and Chromium."""
 
 import math
 import shutil
@@ -17,7 +17,7 @@ STATIC = Path(__file__).parents[1] / "docs/_static"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The HTML that `docs/playground.md` includes. Fails if it uses the network, raises an error or logs a message."""
+    """The HTML that `docs/playground.md` includes; a page that uses the network, raises an error or logs text fails."""
     fragment = (STATIC / "playground/playground.html").read_text(encoding="utf-8")
     path = tmp_path_factory.mktemp("playground") / "page.html"
     fragment = fragment.replace("../_static/", f"{STATIC.as_uri()}/")
@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_the_library(page, text, sliders):
 
 
 def test_samples_follow_the_weights(page):
-    """The top of the last stack in many sampled runs is distributed as the weights say; the seed is fixed."""
+    """The top of the last stack in many sampled runs is distributed according to the weights; the seed is fixed."""
     found = shown(page, "(.)[", noise=1.5, push=1, pop=1, seed=3)
     count = 4000
     tops = page.evaluate(

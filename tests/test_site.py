@@ -14,7 +14,7 @@ def test_the_citation_has_the_version():
 
 
 def test_the_notebook_is_committed_without_outputs():
-    """The build executes it; committed outputs would go out of date."""
+    """The build executes the notebook; committed outputs would go out of date."""
     cells = json.loads((ROOT / "docs/tutorial.ipynb").read_text())["cells"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
 

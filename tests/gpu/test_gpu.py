@@ -19,7 +19,7 @@ BACKENDS = ("torch", "triton")
 
 @pytest.fixture(autouse=True)
 def _without_deterministic_algorithms():
-    """Leave the deterministic mode, which tests/conftest.py sets: some of PyTorch's own kernels raise in it."""
+    """Disable the deterministic mode, which tests/conftest.py enables: some of PyTorch's own kernels raise in it."""
     torch.use_deterministic_algorithms(False)
 
 

@@ -79,6 +79,7 @@ def derivations(grammar: PCFG, string: tuple[str, ...]) -> list[tuple[Fraction, 
 
 
 def entropy(probabilities: list[float]) -> float:
+    """Return the entropy in nats of the probabilities, divided by their sum."""
     total = sum(probabilities)
     return -sum(p / total * math.log(p / total) for p in probabilities if p)
 

@@ -13,7 +13,7 @@ LONG = 24  # long enough to complete every prefix of the random grammars
 
 
 def by_prefix_probabilities(language, string, longest=LONG):
-    """Return, for each prefix, whether a string of up to `longest` symbols continues with each symbol or ends."""
+    """Return which symbols can follow each prefix in strings of up to `longest` symbols, and whether it is a string."""
     size = len(language.symbols)
     rows = np.zeros((len(string) + 1, size + 1), dtype=bool)
     for t in range(len(string) + 1):

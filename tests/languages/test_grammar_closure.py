@@ -1,4 +1,4 @@
-"""The closure preserves the grammar's distribution, which fixed-point iteration and closed forms give independently."""
+"""The closure preserves the grammar's distribution: comparison with fixed-point iteration and with closed forms."""
 
 import itertools
 import math

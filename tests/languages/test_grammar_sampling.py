@@ -33,6 +33,7 @@ def chi_square_excess(counts: np.ndarray, expected: np.ndarray) -> float:
 
 
 def excess(grammar: PCFG, judge: PCFG, length: int, n: int, seed: int) -> float:
+    """Return `chi_square_excess` for n samples of `grammar` and the distribution of `judge`."""
     drawn = grammar.sample(length, n, generator=np.random.default_rng(seed))
     size = len(grammar.symbols)
     counts = np.bincount(drawn @ (size ** np.arange(length)[::-1]), minlength=size**length)

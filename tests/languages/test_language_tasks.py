@@ -33,6 +33,7 @@ PUBLISHED_BINS = {
     "dyck": ((40, 0.630870), (100, 0.671823)),
     "hardest-cfl": ((40, 1.325997), (100, 1.422710)),
 }
+# Lower bounds, with a length term, of the whole published test sets.
 PUBLISHED_TOTALS = {
     "marked-reversal": 0.384715,
     "unmarked-reversal": 0.390058,
@@ -77,7 +78,7 @@ def test_published_bounds_within_sampling_error(name):
     for length, published in PUBLISHED_BINS[name]:
         n = 300
         scores = -grammar.log_prob_given_length(grammar.sample(length, n, generator=generator)) / (length + 1)
-        # The published figure is also a mean over 100 strings.
+        # The published number is a mean over 100 strings, so it has a sampling error too.
         error = scores.std(ddof=1) * math.sqrt(1 / n + 1 / 100) + 1e-6
         assert abs(scores.mean() - published) < 3 * error
         entropy = grammar.entropy(length, generator, n=50)

@@ -150,7 +150,7 @@ def encoder_layer(ours, rate):
 def test_layer_equals_pytorch_with_dropout(rate):
     """Also in training mode: the same seed gives the same result, so dropout is in the same places in the same order.
 
-    There is only one sequence, because the memory layout of PyTorch's batches differs, and random numbers follow it.
+    There is only one sequence, because the memory layout of PyTorch's batches differs, and random numbers depend on it.
     """
     ours = TransformerLayer(SoftmaxSpec(), D, heads=HEADS, hidden_size=20, dropout=rate).double()
     theirs, x = encoder_layer(ours, rate), inputs()[:1]

@@ -142,7 +142,7 @@ def test_sampling_equals_random_sample(files):
     assert found.counts()["kept"] == 66
     assert len(seen) == 200  # read twice, so that only the sample is held in memory
     assert select(*paths, Filters(), 20, 5).pairs == random.Random(5).sample(kept, 20)
-    for sample in (66, 1000, None):  # at most all pairs, in their order
+    for sample in (66, 1000, None):  # 66 pairs are kept: a sample that is not smaller consists of all of them, in order
         assert select(*paths, Filters(), sample).pairs == kept
 
 

@@ -97,7 +97,7 @@ def test_error_of_a_damaged_model(tokenizer, tmp_path):
 
 
 def test_a_changed_model_is_refused(tokenizer, tmp_path):
-    """SentencePiece does not detect every change: it loads a model without its last bytes, which splits differently."""
+    """SentencePiece does not detect every change; for example, it loads a truncated model, which splits differently."""
     tokenizer.save(tmp_path)
     other, _ = learn_pieces(sentences("ab"), sentences("cd"), 30, 1)
     (tmp_path / "pieces.model").write_bytes(other.pieces_model)

@@ -141,7 +141,7 @@ def test_pieces_are_learned_from_very_long_sentences():
         assert not longer.is_unknown(longer.piece_to_id("é"))
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-    # the option is set only if a sentence is longer than its default
+    # max_sentence_length is set only if a sentence is longer than the default of SentencePiece
     assert not ModelProto.FromString(model).trainer_spec.HasField("max_sentence_length")
 
 

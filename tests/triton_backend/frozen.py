@@ -1,4 +1,4 @@
-"""Finds launches that read what they write."""
+"""Detects races: kernel launches in which one program reads what another program writes."""
 
 import torch
 

@@ -21,7 +21,7 @@ KERNELS = [
 SMALL_PRODUCTS = ["fill_diagonal", "walk_back_diagonal"]  # without tensor cores
 SIZES = dict.fromkeys(("n", "B", "j", "t", "width", "window", "s", "tau", "x", "origin", "low", "high"), "i32")
 NVIDIA_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-# Compute capability or architecture: target and shared memory of a block in bytes
+# Compute capability or architecture: target, and limit of the shared memory of a block in bytes
 GPUS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 99 * 1024),
     "sm_90": (GPUTarget("cuda", 90, 32), 99 * 1024),

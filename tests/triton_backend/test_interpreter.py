@@ -193,7 +193,7 @@ def test_no_launch_reads_what_it_writes(monkeypatch, superposition):
     monkeypatch.setattr(charts, "launch", frozen)
     found = results(inputs, "triton")
     T = inputs[0].shape[1]
-    forward, backward = 2 * T, T + 2 * (T - 1) + 1  # superposition fills its chart again in the backward pass
+    forward, backward = 2 * T, T + 2 * (T - 1) + 1  # the superposition stack fills its chart again in the backward pass
     assert frozen.launches == forward + backward + (forward if superposition else 0)
     assert all(map(torch.equal, found, expected))
 
