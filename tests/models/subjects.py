@@ -144,7 +144,7 @@ class Subject:
 
 
 def make(name: str, seed: int = 0) -> Subject:
-    """Create a subject in float64 and evaluation mode, with parameters far from zero."""
+    """Create a subject in float64 and evaluation mode; models have a larger `init_range` than by default."""
     torch.manual_seed(seed)
     module = {**LAYERS, **MODELS}[name]().double().eval()
     return Subject(module, name in LAYERS)

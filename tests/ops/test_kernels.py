@@ -81,11 +81,11 @@ def test_every_variant(variant):
 @pytest.mark.slow
 def test_a_wrong_variant_is_refused():
     program = """
-import torch, warnings, stackattn
+import torch, warnings, stackattn, stackattn.nn
 print(stackattn.backends()["cpp"])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    stackattn.superposition_weights(torch.zeros(1, 2, 3))
+    stackattn.nn.SuperpositionStackAttention(4, 2)(torch.zeros(1, 2, 4))  # called by PyTorch's Module
     stackattn.superposition_weights(torch.zeros(1, 2, 3))
 print(len(caught), caught[0].category.__name__, caught[0].filename)
 try:

@@ -17,7 +17,10 @@ def trees(*sentences):
 
 
 def whole(folder, layout="{section}/wsj_{section}{number}.mrg", **changes):
-    """Write a treebank with the sections that are used; each file has a sentence that contains the file's number."""
+    """Write a treebank: files of the used sections, with the file's number as a word, and a file of section 00.
+
+    `changes` replaces the sentences of single files, for example `s0300=["a sentence"]`.
+    """
     files = {(f"{section:02d}", "00"): [f"the file {section:02d}00 ."] for section in (*range(2, 22), 23)}
     files |= {("24", number): [f"the file 24{number} ."] for number in ("22", "23", "24")}
     files[("00", "01")] = ["not for training"]

@@ -7,8 +7,8 @@ import warnings
 
 
 def warn_caller(message: str) -> None:
-    """Issue a RuntimeWarning that points to the line that called stackattn, at any call depth inside the package."""
+    """Issue a RuntimeWarning that points to the innermost line outside stackattn and PyTorch."""
     level, frame = 1, sys._getframe()
-    while frame is not None and (frame.f_globals.get("__name__") or "").startswith("stackattn."):
+    while frame is not None and (frame.f_globals.get("__name__") or "").startswith(("stackattn.", "torch.")):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, RuntimeWarning, stacklevel=level)

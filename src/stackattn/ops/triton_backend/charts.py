@@ -105,7 +105,7 @@ def launch(
 ) -> None:
     """Launch a kernel whose arguments are the tensors it reads, those it writes, and sizes.
 
-    A tensor in both lists is read only where earlier launches have written it; the tests replace this function to
+    A launch never reads the entries that it writes of a tensor in both lists; the tests replace this function to
     verify that.
     """
     if all(grid):

@@ -1,4 +1,7 @@
-"""The chart of docs/maths.md as Triton kernels: each launch computes one row for all columns, symbols and sequences.
+"""The chart of docs/maths.md and its gradients as Triton kernels.
+
+Each launch computes one row for all columns, symbols and sequences, except that one launch of `collect` computes the
+gradients of all transition weights.
 
 No program reads memory that its own launch writes. Triton does not order a store and a later load of the same address
 within a program, and its interpreter, in which the tests run, executes one program after the other and would not reveal
@@ -6,10 +9,11 @@ such an error. A buffer that a launch both reads and writes is therefore passed 
 tests/triton_backend replace what a launch writes with nan in the argument that it reads. There are no atomic
 operations, so results are the same in every run.
 
-The letters are those of NOTATION.md. In addition, a row `rho` and a column `c` are pairs (time point, state), and `m`
-is a state, padded to 16 because a matrix product has at least 16 rows. `e` and `f` are pairs (state, symbol), padded to
-E. P and D are packed triangles: a row rho of time point j has the columns from (j + 1) Q on. Offsets are 64-bit: a
-chart can have more than 2^31 entries.
+The letters are those of NOTATION.md, with these additions and exceptions: a row `rho` and a column `c` are pairs (time
+point, state), and `m` is a state, padded to 16 because a matrix product has at least 16 rows. `e` and `f` are pairs
+(state, symbol): `f`, and `e` in `collect`, are all pairs, padded to E; elsewhere, `e` is the pairs of the states m and
+the program's symbol. P and D are packed triangles: a row rho of time point j has the columns from (j + 1) Q on. Offsets
+are 64-bit: a chart can have more than 2^31 entries.
 """
 
 # pyright: reportMissingImports=false
@@ -44,7 +48,7 @@ def _triangle(x, kind, symbol, sequence, n, B, Q: tl.constexpr, S: tl.constexpr)
 
 @triton.jit
 def _moves(x, step, sequence, rows, columns, B, Q: tl.constexpr, S: tl.constexpr):
-    """Entries of push or replace weights (n, B, QS, QS) as a matrix (rows, columns)."""
+    """Entries [rows, columns] of the push or replace weights (n, B, QS, QS) of a step and sequence, by broadcasting."""
     QS: tl.constexpr = Q * S
     offset = ((step * B + sequence) * QS + rows) * QS + columns
     return tl.load(x + offset, mask=(rows < QS) & (columns < QS), other=0.0)
@@ -52,9 +56,9 @@ def _moves(x, step, sequence, rows, columns, B, Q: tl.constexpr, S: tl.constexpr
 
 @triton.jit
 def _place(Q: tl.constexpr, S: tl.constexpr):
-    """Symbol and sequence of this program, the states m, and the pairs e of m and the symbol as rows of a matrix.
+    """Symbol and sequence of this program, the states m (16,), and the pairs e (16, 1) of m and the symbol.
 
-    Where m is padding, e is beyond the last pair.
+    Where m is padding, e is Q S, one beyond the last pair.
     """
     symbol, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     m = tl.arange(0, 16).to(tl.int64)
@@ -165,7 +169,7 @@ def walk_back_F(
     dF_later = tl.load(
         dF_in + _in_F(row[:, None], (f % S)[:, None], b, i[None, :], n, B, S), later[:, None] & exists, 0.0
     )
-    step = tl.minimum(t, n - 1)  # of the row after, if there is one
+    step = tl.minimum(t, n - 1)  # leads to row t + 1; clamped at t = n, where dF_later is zero
     acc = _dot(_moves(replace, step, b, e, f[None, :], B, Q, S), dF_later, acc)
     P = _triangle(PD, 0, y, b, n, B, Q, S)
     for start in range((t + 2) * Q, C, BK):
@@ -197,7 +201,7 @@ def walk_back_D(
     offset = _packed(((j - 1) * Q + f // S)[:, None], c[None, :], n, Q)
     known = (f < Q * S)[:, None] & columns
     dP_before = tl.load(_triangle(dPD_in, 0, f % S, b, n, B, Q, S)[:, None] + offset, mask=known, other=0.0)
-    popped = (f * 0 + j > 1)[:, None]  # the bottom element is never popped: there is no D[0]
+    popped = (f * 0 + j > 1)[:, None]  # the bottom element is never popped: D[0] is not used
     dD_before = tl.load(_triangle(dPD_in, 1, f % S, b, n, B, Q, S)[:, None] + offset, mask=known & popped, other=0.0)
     acc = _dot(_moves(push, j - 1, b, f[None, :], e, B, Q, S), dP_before, tl.zeros((16, BC), dtype=tl.float64))
     acc = _dot(_moves(replace, j - 1, b, f[None, :], e, B, Q, S), dD_before, acc)
@@ -219,7 +223,7 @@ def walk_back_P(
     PD, F, dF, dPD_in, dPD, n, B, j,
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Row j of the gradient of P, from the same row of the gradient of D."""
+    """Row j of the gradient of P, from the gradient of F and the same row of the gradient of D."""
     w, b, m, _ = _place(Q, S)
     n, j = tl.cast(n, tl.int64), tl.cast(j, tl.int64)
     C = (n + 1) * Q
@@ -236,7 +240,7 @@ def walk_back_P(
         acc = _dot(on_top, grads, acc)
     D = _triangle(PD, 1, w, b, n, B, Q, S)
     dD = _triangle(dPD_in, 1, w, b, n, B, Q, S)
-    begin = tl.where(j > 0, (first // Q + 1) * Q, C)  # there is no D[0]
+    begin = tl.where(j > 0, (first // Q + 1) * Q, C)  # D[0] has no gradient
     for start in range(begin, C, BK):
         rho = start + tl.arange(0, BK)
         grads = tl.load(dD + _packed(row, rho[None, :], n, Q), mask=(m < Q)[:, None] & (rho < C)[None, :], other=0.0)
@@ -261,7 +265,7 @@ def collect(
     row, symbol, t = j * Q + e // S, e % S, j + 1
     to_push = tl.zeros((E, E), dtype=tl.float64)
     to_replace = tl.zeros((E, E), dtype=tl.float64)
-    popped = known & (e * 0 + j > 0)  # the bottom element is never popped: there is no D[0]
+    popped = known & (e * 0 + j > 0)  # the bottom element is never popped: D[0] is not used
     dD = _triangle(dPD, 1, symbol, b, n, B, Q, S)[:, None]
     for start in range((j + 2) * Q, C, BK):
         c = start + tl.arange(0, BK)

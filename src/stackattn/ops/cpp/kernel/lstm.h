@@ -1,7 +1,7 @@
 // An LSTM that controls a stack: the loop over all steps, forward and backward, for any stack.
 //
-// Hidden units, readings, actions and values are padded with zeros to multiples of 8. In a row, the value follows the
-// actions.
+// Hidden units, readings, actions and values are padded with zeros to multiples of 8. In each row of
+// `LSTMArrays::actions`, the value follows the actions.
 #pragma once
 #include "floats.h"
 #include "network.h"
@@ -85,8 +85,8 @@ bool lstm_forward(const LSTMShape& p, const LSTMInputs& in, const LSTMArrays& ou
   return complete;
 }
 
-// `step_back` writes the gradients of a step's logits and value, given that of its reading; it is called for the steps
-// in reverse order. At the end, `finish` receives the gradient of the first reading.
+// `step_back` computes the gradients of a step's logits and value from the gradient of its reading; it is called for
+// the steps in reverse order. At the end, `finish` receives the gradient of the first reading.
 template <class MakeStack>
 void lstm_backward(const LSTMShape& p, const LSTMGradients& grads, const LSTMArrays& made, MakeStack make_stack) {
   const long B = p.batch, h = p.hidden, m = p.reading, K = m + h, g4 = 4 * h, A = p.actions + p.value;
