@@ -24,7 +24,7 @@ from ..text.vocabulary import Vocabulary
 from ..training.cfl import evaluate_by_length
 from ..training.experiment import config_class, training_command
 from ..training.metrics import DIFFERENCE, PERPLEXITY, Metric
-from ..training.run import RunError, TrainingRun, ending, model_folder
+from ..training.run import RunError, TrainingRun, best_of_evaluations, ending, model_folder
 from ..training.run_files import CONFIG, METRICS, TEST
 from ..training.translator import Translator
 from .sentences import SelectedSentence, TracedSentence, sample_sentences, trace_sentence, trace_translation
@@ -279,7 +279,7 @@ def load_run(folder: Path, name: str) -> LoadedRun:
             if row.get(key) is None:
                 raise RunError(f"{folder / METRICS}, line {number}: missing key {key!r}")
     ended = ending(run.result()) if run.finished else NOT_FINISHED
-    return cls(folder, name, config, metrics, run.best_evaluation(), ended, run.without_model, run.test())
+    return cls(folder, name, config, metrics, best_of_evaluations(metrics), ended, run.without_model, run.test())
 
 
 def find_runs(folder: str | Path) -> dict[str, Path]:

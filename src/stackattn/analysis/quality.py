@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,18 +33,24 @@ class LabelledStrings:
     derived_strings: list[np.ndarray]  # (1, length) each
     derived: Tops | None
 
-    def compare_weights(self, model: nn.Module) -> dict[str, Agreement]:
-        """Agreement of the most heavily weighted token with a real stack, by name of the stack."""
-        return {} if self.real is None else measure_agreement(self._trace(model, self.strings), self.real)
+    def compare_weights(self, model: nn.Module, stacks: Sequence[str] | None = None) -> dict[str, Agreement]:
+        """Agreement of the most heavily weighted token with a real stack, by name of the stack.
 
-    def compare_best_runs(self, model: nn.Module) -> dict[str, Agreement]:
-        """Agreement of the best run with the most probable derivation, by name of the stack."""
+        `stacks` are the names of the stacks to compare (default: all).
+        """
+        return {} if self.real is None else measure_agreement(self._trace(model, self.strings, stacks), self.real)
+
+    def compare_best_runs(self, model: nn.Module, stacks: Sequence[str] | None = None) -> dict[str, Agreement]:
+        """Agreement of the best run with the most probable derivation; see `compare_weights`."""
         if self.derived is None:
             return {}
-        return measure_agreement(self._trace(model, self.derived_strings), self.derived, best_run=True)
+        return measure_agreement(self._trace(model, self.derived_strings, stacks), self.derived, best_run=True)
 
-    def _trace(self, model: nn.Module, batches: list[np.ndarray]) -> list[list[StackTrace]]:
-        return [trace_stacks(model, with_bos(self.language, torch.from_numpy(batch))) for batch in batches]
+    def _trace(
+        self, model: nn.Module, batches: list[np.ndarray], stacks: Sequence[str] | None
+    ) -> list[list[StackTrace]]:
+        traced = (trace_stacks(model, with_bos(self.language, torch.from_numpy(batch))) for batch in batches)
+        return [[trace for trace in traces if stacks is None or trace.name in stacks] for traces in traced]
 
 
 def label_strings(language: Language, lengths: tuple[int, int], seed: int = 0) -> LabelledStrings:

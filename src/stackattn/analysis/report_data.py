@@ -169,7 +169,7 @@ def _run_data(studied: StudiedRun, study: Study) -> dict[str, Any]:
         "label": run.label,
         "language": task,
         "symbols": [*run.language.symbols, "end"] if isinstance(run, LanguageRun) and studied.strings else [],
-        "best": not study.single and run is study.best_on(task),
+        "best": not study.single and run is study.best_runs.get(task),
         "row": _row(values),
         "curve": [[row["epoch"], round(row[curve], 5)] for row in finite],
         "curveName": curve_name,
@@ -218,8 +218,7 @@ def _sweep_tiles(study: Study) -> list[list[str]]:
     finished = sum(studied.run.finished for studied in study.runs)
     tiles = [["Runs", str(len(study.runs)), f"{finished} finished"]]
     for task in dict.fromkeys(study.task_name(studied.run) for studied in study.runs):
-        run = study.best_on(task)
-        if run is not None:
+        if (run := study.best_runs.get(task)) is not None:
             what = "nats above the language" if isinstance(run, LanguageRun) else "perplexity"
             tiles.append([f"Best on {task.replace('-', ' ')}", _score(run), f"{run.label}, {what}"])
     return tiles

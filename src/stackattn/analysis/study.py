@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,17 @@ class Study:
 
     def task_name(self, run: LoadedRun) -> str:
         """The language or corpus, with details where runs on the same one differ in them."""
-        if len({studied.run.task for studied in self.runs if studied.run.data_name == run.data_name}) == 1:
+        if len(self._tasks[run.data_name]) == 1:
             return run.data_name
         return ", ".join([run.data_name, *run.task_details])
+
+    @cached_property
+    def _tasks(self) -> dict[str, set[Any]]:
+        """The tasks of the runs on each language or corpus."""
+        tasks: dict[str, set[Any]] = {}
+        for studied in self.runs:
+            tasks.setdefault(studied.run.data_name, set()).add(studied.run.task)
+        return tasks
 
     @property
     def without_real_stack(self) -> str:
@@ -89,14 +98,15 @@ class Study:
         names, known = sorted(names.difference(DETERMINISTIC)), " and ".join(DETERMINISTIC)
         return f"Empty for {', '.join(names)}: the top of a real stack is known for {known} only." if names else ""
 
-    def best_on(self, task: str) -> LoadedRun | None:
-        """The run with the lowest score on the task with this name."""
-        scores = [
-            (studied.run.score, number)
-            for number, studied in enumerate(self.runs)
-            if studied.run.score is not None and self.task_name(studied.run) == task
-        ]
-        return self.runs[min(scores)[1]].run if scores else None
+    @cached_property
+    def best_runs(self) -> dict[str, LoadedRun]:
+        """The run with the lowest score on each task, by the name of the task; tasks without a score are left out."""
+        best: dict[str, tuple[float, LoadedRun]] = {}
+        for run in (studied.run for studied in self.runs):
+            task, score = self.task_name(run), run.score
+            if score is not None and (task not in best or score < best[task][0]):
+                best[task] = score, run
+        return {task: run for task, (_, run) in best.items()}
 
     def baselines(self) -> list[tuple[str, str, float | None, float | None]]:
         """Scores of stacks that do not depend on the language: (task, stack, real top, best run)."""
@@ -225,9 +235,5 @@ def _compare_with_real_stacks(runs: list[StudiedRun], seed: int, progress: Calla
         progress(f"stacks of run {number} of {len(runs)}: {run.name}")
         if run.task not in labelled:
             labelled[run.task] = label_strings(run.language, run.config.language.lengths, seed)
-        studied.agreement = _only(studied.stacks, labelled[run.task].compare_weights(run.model))
-        studied.derivation = _only(studied.stacks, labelled[run.task].compare_best_runs(run.model))
-
-
-def _only(names: list[str], found: dict[str, Agreement]) -> dict[str, Agreement]:
-    return {name: found[name] for name in names if name in found}
+        studied.agreement = labelled[run.task].compare_weights(run.model, studied.stacks)
+        studied.derivation = labelled[run.task].compare_best_runs(run.model, studied.stacks)

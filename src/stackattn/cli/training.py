@@ -64,11 +64,12 @@ def _read_config(args: argparse.Namespace) -> Any:
 def _train(args: argparse.Namespace) -> int:
     from ..training import run_experiment
     from ..training.metrics import headline
+    from ..training.processes import Processes
     from ..training.run import ending
     from .progress import ProgressDisplay
 
     config = _read_config(args)
-    first = os.environ.get("RANK", "0") == "0"  # under torchrun, only one process prints
+    first = Processes().first  # under torchrun, only one process prints
     with ProgressDisplay() if first else nullcontext() as display:
         result = run_experiment(
             config,

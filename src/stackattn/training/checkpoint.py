@@ -58,7 +58,7 @@ def load_checkpoint(
     Args:
         folder: the folder of the run.
         model: receives the saved weights.
-        optimizer: receives the saved moments and options.
+        optimizer: receives the saved moments.
         state: the content of state.json.
         rank: rank of this process, which selects its random state.
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .run import RunError
+from .run_files import RunError
 
 
 def find_device(name: str) -> torch.device:

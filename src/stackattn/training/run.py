@@ -91,10 +91,13 @@ class TrainingRun:
         """Whether the folder contains a run."""
         return (self.folder / CONFIG).exists()
 
-    def check(self, config: Any, resume: bool) -> None:
+    def check(self, config: Any, resume: bool) -> dict[str, str]:
         """Raise RunError unless a run with this configuration can be started (or, with `resume`, resumed) here.
 
         When a run is resumed, the configuration may differ from that of the run in the keys `CHANGEABLE`.
+
+        Returns:
+            The keys of a resumed run in which the configuration differs, each with a message that shows both values.
         """
         if self.folder.is_file():
             raise RunError(f"{self.folder}: expected a folder, found a file; choose another folder")
@@ -103,7 +106,7 @@ class TrainingRun:
             extend = "extend it with --resume --set training.max_epochs=N"
             raise RunError(f"{self.folder}: this run is finished; choose another folder, or {extend}")
         if not self.begun:
-            return
+            return changes
         if not resume:
             raise RunError(
                 f"{self.folder} already contains a run; pass --resume to continue it, or choose another folder"
@@ -117,6 +120,7 @@ class TrainingRun:
         if self.state() is None and (self.finished or len(self.metrics()) > 1 or (self.folder / TEST).exists()):
             reason = "the run has no checkpoint (last/), so it cannot be resumed"
             raise RunError(f"{self.folder}: {reason}; choose another folder to train it again")
+        return changes
 
     def start(self, config: Any, resume: bool, origin: dict[str, str] | None = None) -> dict[str, Any] | None:
         """Create the folder if necessary, and lock it; return the state of the last checkpoint or, for a new run, None.
@@ -128,7 +132,7 @@ class TrainingRun:
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            self.check(config, resume)  # again: another process may have trained here since the first check
+            changes = self.check(config, resume)  # again: another process may have trained here in the meantime
             remove_partial(self.folder)
             state = self.state()
             self._cut_metrics(state["metrics"] if state else 0)
@@ -138,7 +142,7 @@ class TrainingRun:
                 write_json(self.folder / ORIGIN, origin) if origin else (self.folder / ORIGIN).unlink(missing_ok=True)
             # before config.json is written: if the process is killed in between, `check` must still find the changes
             (self.folder / RESULT).unlink(missing_ok=True)
-            if not self.begun or self.differs(config):
+            if not self.begun or changes:
                 # last: if a step above fails, there is no run yet, and the folder can be used again
                 write_json(self.folder / CONFIG, to_values(config))
             self._started = True
@@ -248,8 +252,7 @@ class TrainingRun:
 
     def best_evaluation(self) -> dict[str, Any] | None:
         """Return the first evaluation with the lowest score; None if no score is finite."""
-        finite = (values for values in self.metrics() if math.isfinite(values["score"]))
-        return min(finite, key=lambda values: values["score"], default=None)
+        return best_of_evaluations(self.metrics())
 
     def state(self) -> dict[str, Any] | None:
         """Return the content of last/state.json, or None if there is no checkpoint."""
@@ -330,6 +333,12 @@ def model_folder(folder: str | Path) -> Path:
             f"{folder}: the run has no best model ({run.without_model}); choose another run or train a new one"
         )
     return run.folder
+
+
+def best_of_evaluations(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the first evaluation with the lowest score; None if no score is finite."""
+    finite = (values for values in rows if math.isfinite(values["score"]))
+    return min(finite, key=lambda values: values["score"], default=None)
 
 
 def ending(result: Mapping[str, Any]) -> str:
