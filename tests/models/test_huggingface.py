@@ -225,6 +225,9 @@ def test_unsupported_masks_and_caches(architecture):
     filled = small.plain(architecture).double()(tokens, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"past_key_values: .*DynamicLayer in layer 1"):
         model(tokens[:, :1], past_key_values=filled)
+    layer = CachedStackAttention(SuperpositionStackAttention(8), layer_idx=0)
+    with pytest.raises(TypeError, match=r"attention_mask: expected a tensor, got list; .*'eager' or 'sdpa'"):
+        layer(torch.zeros(1, 2, 8), attention_mask=[[1, 1]])  # such as the BlockMask of flex attention
 
 
 def test_without_stacks_equals_the_plain_model(architecture):

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from . import checks, reference
-from .dispatch import choose
 from .immediate import reads_values
 from .lengths import length_mask, values_without_padding, without_padding
 from .memory import names_argument
@@ -37,7 +36,7 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
     Returns:
         (B, T, T)
             `weights[b, t, i]`: the share of the value pushed at step i in the reading of step t. A row sums to at most
-            1; it sums to less if the strengths of all elements sum to less than 1.
+            1; it sums to less if the remaining strengths of all elements sum to less than 1.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or a strength within the lengths
@@ -52,7 +51,7 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
         >>> stratified_weights(push, pop)[0, 2]  # 0.25 of the last value, 0.25 of the second, the rest of the first
         tensor([0.5000, 0.2500, 0.2500])
     """
-    backend = _choose(backend, push)
+    backend = _choose(backend)
     push, pop = _strengths(push, pop, lengths)
     if backend == "reference":
         weights = reference.stratified_weights(push, pop)
@@ -155,10 +154,10 @@ class StratifiedState(TensorState):
         return without_padding(weights.to(push.dtype), lengths), StratifiedState(tensor, self.length + push.shape[1])
 
 
-def _choose(backend: str, push: Tensor) -> str:
-    if backend == "cpp":
-        raise ValueError("backend: expected 'auto', 'reference' or 'torch' for a stratified stack, got 'cpp'")
-    return "torch" if backend == "auto" else choose(backend, push.device)
+def _choose(backend: str) -> str:
+    if backend not in ("auto", "reference", "torch"):
+        raise ValueError(f"backend: expected 'auto', 'reference' or 'torch' for a stratified stack, got {backend!r}")
+    return "torch" if backend == "auto" else backend
 
 
 def _strengths(push: Tensor, pop: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

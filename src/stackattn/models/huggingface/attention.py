@@ -33,7 +33,7 @@ class CachedStackAttention(nn.Module):
     Args:
         stack: the stack attention layer.
         layer_idx: index in the model's cache: that of the layer whose attention the stack replaces or, for an inserted
-            stack, one beyond all layers.
+            stack, an index after those of all layers.
         dropout: dropout rate of the output.
         config: configuration of the model; None: assume that the other layers return their weights.
     """
@@ -66,7 +66,8 @@ class CachedStackAttention(nn.Module):
             y = attend(x, None)
         else:
             y = without_padding_anywhere(attend, x, real)
-        # Only eager attention returns weights. If the other layers returned none, None would be at the wrong position.
+        # Only eager attention returns weights. Otherwise, nothing is recorded for the other layers, so that a None
+        # recorded here would be at the wrong index of `attentions`.
         if self.config is None or self.config._attn_implementation == "eager":
             self.no_weights()
         return self.dropout(y), None
@@ -165,7 +166,7 @@ def build_inserted(
     Raises:
         ValueError: `layers` begins with a stack, or its numbers do not sum to `count`.
     """
-    own = -1  # index of the last layer of the model itself
+    own = -1  # index of the most recent of the model's own layers; -1: none so far
     specs: dict[int, list[StackSpec]] = {}
     for spec in parse_layers(layers or count, "inserted_stacks"):
         if not isinstance(spec, StackSpec):
@@ -183,11 +184,14 @@ def build_inserted(
 
 
 def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Convert a mask in any format of `create_causal_mask` to (B, T): which of the last T steps are not padding.
+    """Convert a mask of 2 or 4 dimensions to (B, T): which of the last T steps are not padding.
 
     The second result is `x`; if the mask is invalid and values are not read, it is nan instead. While a model is being
-    exported, the first result is None for 4-dimensional masks, which may contain only padding on the right.
+    exported, the first result is None for 4-dimensional masks; their padding must be on the right.
     """
+    if not isinstance(mask, Tensor):
+        advice = "load the model with attn_implementation='eager' or 'sdpa'"
+        raise TypeError(f"attention_mask: expected a tensor, got {type(mask).__name__}; {advice}")
     B, T = x.shape[:2]
     if mask.dim() == 2:
         return mask[:, -T:].bool(), x
@@ -210,7 +214,10 @@ def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
 
 
 def _is_exporting() -> bool:
-    """Whether torch.export is tracing the model. torch 2.6 has no function for this: there, only with strict=False."""
+    """Whether torch.export is tracing the model.
+
+    torch 2.6 has no function for this; with it, only an export with strict=False is recognised.
+    """
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()

@@ -74,8 +74,9 @@ class StackLlamaForCausalLM(_StackLlama, LlamaForCausalLM):
     """Llama language model with stack attention. It supports `generate`, `save_pretrained` and `from_pretrained`.
 
     Raises:
-        ValueError: `stack_layers` or `inserted_stacks` is not valid notation or does not have `num_hidden_layers`
-            layers, or `inserted_stacks` begins with a stack.
+        ValueError: `stack_layers` or `inserted_stacks` is not valid notation, `stack_layers` does not have
+            `num_hidden_layers` layers, `inserted_stacks` begins with a stack, or its numbers do not sum to
+            `num_hidden_layers`.
 
     Examples::
 

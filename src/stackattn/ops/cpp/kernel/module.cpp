@@ -228,11 +228,14 @@ struct WindowCall {
     if (steps_in.ndim() != 5) bad_value("steps", "five axes", text(shape_of(steps_in)));
     before = steps_in.shape(1) - call.T, m = values_in.shape(2);
     call.Q = call.problem.states = steps_in.shape(2), call.S = call.problem.symbols = steps_in.shape(3);
-    if (call.Q < 1 || call.S < 1 || m < 1 || call.T < 1)
-      bad_value("steps", "at least one state, one symbol, one step and one number in a value",
-                text(shape_of(steps_in)));
-    if (before < 0 || before >= window)
-      bad_value("window", "more than the number of earlier steps", std::to_string(window));
+    if (call.Q < 1 || call.S < 1) bad_value("steps", "at least one state and one symbol", text(shape_of(steps_in)));
+    if (call.T < 1 || m < 1)
+      bad_value("values", "at least one step and vectors of at least one number", text(shape_of(values_in)));
+    if (before < 0)
+      bad_value("steps", "at least as many steps as values, " + std::to_string(call.T), text(shape_of(steps_in)));
+    if (before >= window)
+      bad_value("window", "more than " + std::to_string(before) + ", the number of earlier steps",
+                std::to_string(window));
     const int64_t row = call.Q * call.S * (m + 2) + 1;
     steps = {call.B, before + call.T, call.Q, call.S, 2 * call.Q * call.S + call.Q};
     values = {call.B, call.T, m}, history = {call.B, before + 1, row}, rows = {call.B, call.T, row};
@@ -288,7 +291,9 @@ struct VectorsCall {
         bad_value(name, "three axes, the last one at least 1", text(shape_of(*array)));
     }
     const int64_t m = values_in.shape(2), height = stacks_in.shape(1);
-    if (depth < 1 || depth < height) bad_value("depth", "at least the height of the stack", std::to_string(depth));
+    if (depth < 1) bad_value("depth", "at least 1", std::to_string(depth));
+    if (depth < height)
+      bad_value("depth", "at least " + std::to_string(height) + ", the height of the stack", std::to_string(depth));
     return {m, height, depth, with_stack ? std::min(height + call.T, depth) : 0};
   }
   Shape result() const { return {call.B, call.T + sizes.height_after, sizes.m}; }
@@ -338,9 +343,10 @@ int overflow(int x) { return x + 2147483647; }  // a second deliberate error: si
 // change, increase the version here and in ops/dispatch.py, which rejects a kernel of another version.
 constexpr int INTERFACE = 8;
 
-// Arrays are contiguous float32 or float64 arrays on the CPU, all of one dtype; states, kept charts, and the rows and
-// bands of a windowed stack are always float64. Outputs are written in place. Forward and backward
-// passes return the fields of a Report.
+// Arrays are on the CPU and contiguous (states and kept charts: contiguous rows that begin on 64-byte boundaries). They
+// are float32 or float64, all of one dtype, except that lengths are int64, and that states, kept charts, and the
+// history, rows and bands of a windowed stack are always float64. Outputs are written in place. Forward and backward
+// passes return the fields of a Report. network_module.cpp describes its own functions.
 NB_MODULE(_kernel, m) {
   kernel();  // so that an invalid STACKATTN_KERNEL raises an ImportError
   using nb::arg;
