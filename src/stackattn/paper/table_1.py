@@ -80,7 +80,7 @@ def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
         rows.append(["parallel time", name, *map(str, counts), f"{exponent:.2f}", OURS[name], *PAPER[name]])
     notes = (
         "Dependent steps of a forward pass with unlimited processors: one for each operation on tensors, log2(k) "
-        "for a sum of k numbers. Exponent: slope of log steps over log n between the two largest n. The paper's "
+        "for a sum of k numbers. Exponent: slope of log steps against log n between the two largest n. The paper's "
         "superposition stack is updated in O(1) per step; ours adds up weights in a matrix product, which takes "
         "O(log n). The paper's nondeterministic stack sums over the times of pushes one after the other; ours sums in "
         "a matrix product, as parallel CKY does, which the paper gives as O(n log n)."

@@ -1,7 +1,7 @@
 """The paper's Table 4 (serial time and space), measured: time and memory of each kind of attention by length.
 
-Each kind is measured in a process of its own, because the peak memory of a process never falls. One thread is used, so
-that the time is serial.
+Each kind is measured in two processes of its own, with and without the backward pass, because the peak memory of a
+process never falls. One thread is used, so that the time is serial.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ def show(out: Path, lengths: Sequence[int] = LENGTHS) -> int:
             rows.append([title, name, *texts, exponent, f"O({PAPER[name][column]})"])
     machine = describe_environment()
     notes = (
-        f"One layer of each kind, one sequence, d_model {D_MODEL}, {STATES} states and {SYMBOLS} stack "
-        f"symbols with vectors of {EMBEDDING}; one thread of {machine['processor']}, backend "
+        f"One layer of each kind, one sequence, d_model {D_MODEL}; the nondeterministic stack has {STATES} states, "
+        f"{SYMBOLS} stack symbols and vectors of size {EMBEDDING}. One thread of {machine['processor']}, backend "
         f"{'cpp' if machine['backends'].get('cpp') == 'available' else 'torch'}, the fastest of {REPEATS} passes. "
-        f"MB: growth of the process since a pass of length {WARM_UP}. Exponent: slope of log cost over log n, "
-        f"fitted to the {FITTED} largest n. The paper's space is that of its own implementation."
+        f"MB: growth of the peak memory of the process since a pass of length {WARM_UP}. Exponent: slope of log cost "
+        f"against log n, fitted to the {FITTED} largest n. The paper's space is that of its own implementation."
     )
     return publish("table-4", header, rows, notes, out)
