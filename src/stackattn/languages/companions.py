@@ -63,7 +63,7 @@ class UniformLanguage(Language):
         return out
 
     def entropy(self, length: int, generator: np.random.Generator | None = None, n: int = 1000) -> Entropy:
-        """Return the entropy of p(w | length), which is exact; `generator` and `n` are ignored."""
+        """Return the exact entropy of p(w | length); `generator` and `n` are ignored."""
         return Entropy(self._letters(length) * math.log(max(self._k, 1)))
 
     def _letters(self, length: int) -> int:
@@ -143,7 +143,7 @@ def _alphabet(k: int) -> list[str]:
 
 
 def marked_copy(k: int = 2) -> UniformLanguage:
-    """w # w, over k symbols."""
+    """u # u, where u is a word over k symbols."""
     return UniformLanguage(
         [*_alphabet(k), "#"],
         k,
@@ -155,14 +155,14 @@ def marked_copy(k: int = 2) -> UniformLanguage:
 
 
 def unmarked_copy(k: int = 2) -> UniformLanguage:
-    """w w, over k symbols."""
+    """u u, where u is a word over k symbols."""
     return UniformLanguage(
         _alphabet(k), k, 2, 0, lambda m: _join((np.arange(m), 0), (np.arange(m), 0)), "unmarked-copy"
     )
 
 
 def marked_reverse_and_copy(k: int = 2) -> UniformLanguage:
-    """w # reversed w # w, over k symbols."""
+    """u # reversed u # u, where u is a word over k symbols."""
     return UniformLanguage(
         [*_alphabet(k), "#"],
         k,
@@ -174,7 +174,7 @@ def marked_reverse_and_copy(k: int = 2) -> UniformLanguage:
 
 
 def unmarked_reverse_and_copy(k: int = 2) -> UniformLanguage:
-    """w, reversed w, w, over k symbols."""
+    """u, reversed u, u, where u is a word over k symbols."""
     return UniformLanguage(
         _alphabet(k),
         k,
@@ -186,7 +186,7 @@ def unmarked_reverse_and_copy(k: int = 2) -> UniformLanguage:
 
 
 def count_and_copy(k: int = 2) -> UniformLanguage:
-    """w #ⁿ w, over k symbols, where n is the length of w."""
+    """u #ⁿ u, where u is a word over k symbols and n is its length."""
     return UniformLanguage(
         [*_alphabet(k), "#"],
         k,
@@ -198,7 +198,7 @@ def count_and_copy(k: int = 2) -> UniformLanguage:
 
 
 def disjoint_copy(k: int = 2) -> UniformLanguage:
-    """w w', where w' is w written in a second alphabet of k symbols."""
+    """u u', where u is a word over k symbols and u' is u written in a second alphabet of k symbols."""
     return UniformLanguage(
         _alphabet(k) + [f"{v}'" for v in _alphabet(k)],
         k,

@@ -29,7 +29,7 @@ def inside(grammar: ClosedGrammar, strings: Sequence[np.ndarray], totals: int | 
 
     Strings are arrays of terminal ids; -1 stands for an unknown symbol. With `totals`, entry n is ln of the probability
     that the start symbol derives a string of length n that starts with the given one. The closed grammar does not
-    derive the empty string, whose entries are -inf; the caller replaces them.
+    derive the empty string, so its entry (with `totals`, entry 0 of an empty prefix) is -inf; the caller replaces it.
     """
     num_terminals = grammar.terminal.shape[1]
     anything, nothing = num_terminals, num_terminals + 1

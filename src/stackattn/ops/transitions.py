@@ -29,8 +29,8 @@ class History(NamedTuple):
     """
 
     before: History | None
-    rows: Tensor | None  # joined transitions of some steps, or
-    function: Callable[[Tensor], Tensor] | None  # a function that was applied to all earlier steps
+    rows: Tensor | None  # joined transitions of some steps; None if this entry is a function
+    function: Callable[[Tensor], Tensor] | None  # to be applied to all earlier steps; None if this entry has rows
 
     def steps(self) -> Tensor:
         """The joined transitions of all steps."""

@@ -46,11 +46,11 @@ def word_class(tag: str) -> str:
 
 
 def find_related(tree: Tree) -> list[Related]:
-    """Return the related words of a sentence, sorted by the later word.
+    """Return the pairs of related words in a sentence, sorted by the index of the later word.
 
-    The subject is the head noun or pronoun of an `NP-SBJ`, and the verb is the finite verb of the `VP` after it, at any
-    distance; the relation `BETWEEN` pairs every noun or pronoun between the two with the verb. Brackets and quotation
-    marks are paired from the inside out; unpaired ones are ignored.
+    The subject is the head noun or pronoun of an `NP-SBJ`, and the verb is the finite verb of a `VP` that follows in
+    the same constituent, not necessarily directly. The relation `BETWEEN` pairs every noun or pronoun between the two
+    with the verb. Brackets and quotation marks are paired from the inside out; unpaired ones are ignored.
 
     Example:
         >>> from stackattn.text.trees import parse_trees
@@ -116,7 +116,7 @@ def _direct_words(phrase: Tree | None, at: int, tags: Sequence[str]) -> list[int
 
 
 def _category(tree: Tree) -> str:
-    """The label of a constituent without functions and indices: NP for `NP-SBJ-1` and `NP=2`."""
+    """The label of a constituent without function tags and indices: NP for `NP-SBJ-1` and `NP=2`."""
     return tree.label.split("-")[0].split("=")[0]
 
 

@@ -55,7 +55,8 @@ def read_trees(path: Path) -> Iterator[Tree]:
 def parse_trees(lines: Iterable[str], source: str) -> Iterator[Tree]:
     """Yield trees, like `read_trees`, from lines.
 
-    A line that starts with a bracket starts a new tree, so a missing bracket is reported in the tree that lacks it.
+    A line that starts with an opening bracket starts a new tree, so a missing closing bracket is reported for the tree
+    that lacks it.
 
     Raises:
         ValueError: a bracket is missing or superfluous, or a word has no tag; the message names the line.

@@ -9,7 +9,7 @@ _MOST_TERMS = 2**24  # terms of a matrix product that are in memory at once
 LOWEST = -1e10  # logits this far below the largest one of their step have weight zero
 _ZERO_EXPONENT = -(2.0**50)  # below every sum of exponents
 _LN2 = 0.6931471805599453
-# ln 2 in two parts, the first with trailing zero bits, so that exponent * _LN2_HIGH is exact
+# ln 2 in two parts, the first with trailing zero bits, so that exponent * _LN2_HIGH is exact up to |exponent| = 2**21
 _LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
 
 
@@ -35,7 +35,7 @@ class Extended:
 
     @classmethod
     def of(cls, x: Tensor) -> Extended:
-        return cls.normal(x, 0.0)
+        return cls.normal(x, torch.zeros_like(x))
 
     def to_tensor(self) -> Tensor:
         return torch.ldexp(self.mantissa, self.exponent.clamp(-2000, 2000))
@@ -117,7 +117,7 @@ def _scaled(mantissa: Tensor, exponent: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor | Extended, b: Tensor | Extended, *, out: Tensor | Extended, accumulate: bool = False) -> None:
-    """`out = a @ b`, or `out += a @ b`, for batches of matrices; in float64, this is a single kernel."""
+    """`out = a @ b`, or `out += a @ b`, for batches of matrices; in float64, this is one call of PyTorch."""
     if isinstance(out, Extended):
         out[...] = out + a @ b if accumulate else a @ b  # pyright: ignore
     elif accumulate:
