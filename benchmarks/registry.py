@@ -60,7 +60,7 @@ def _model_case(
 def _state_case(stack: str, fields: str, full_pass: Callable[..., Step], step_by_step: Callable[..., Step]) -> Case:
     """A case that compares a stack's operator with its state."""
     return Case(
-        f"The {stack} stack in one call, and by a state extended one step at a time.",
+        f"The {stack} stack in one call, and with a state that is extended one step at a time.",
         fields,
         (Shape(T=60),),
         {
@@ -83,7 +83,7 @@ def _layers(build: Callable[..., Step], notations: dict[str, str], longest: int 
 
 
 def _layer_case(about: str, shapes: tuple[Shape, ...], contenders: dict[str, Contender]) -> Case:
-    """A case of single layers, with and without a limit."""
+    """A case of single layers, with or without a limit (a window or a depth)."""
     return Case(about, "BT", shapes, contenders, LIMIT_TESTS)
 
 
@@ -104,7 +104,7 @@ CASES = {
         },
     ),
     "extended": Case(
-        "Log weights drawn from a normal distribution of scale 1, and of scale 100: beyond the range of doubles.",
+        "Normally distributed log weights: of scale 1, and of scale 100, which is beyond the range of float64.",
         "BTQS",
         (Shape(T=60), Shape(T=100)),
         {
@@ -114,7 +114,7 @@ CASES = {
     ),
     "steps": _state_case("nondeterministic", "BTQS", steps.nondeterministic, steps.nondeterministic_steps),
     "readings": Case(
-        "Readings of the nondeterministic stack, by their operator and as weights times values.",
+        "Readings of the nondeterministic stack: by nondeterministic_readings, and as weights times values.",
         "BTQSm",
         (Shape(T=60, m=5), Shape(T=200, m=5)),
         {
@@ -146,7 +146,7 @@ CASES = {
         },
     ),
     "linear": Case(
-        "Linear maps of B T vectors of m numbers: to vectors of four times the size, and to a vocabulary.",
+        "Linear maps of B T vectors of m numbers: to 512 numbers, and to a vocabulary of 6154.",
         "BTm",
         (Shape(B=36, T=28, m=128), Shape(B=13, T=24, m=256)),
         {
@@ -227,7 +227,7 @@ CASES = {
         translation.training,
     ),
     "translating": _model_case(
-        "Translating B sentences of T tokens into T tokens, beam 4, with the same models.",
+        "Translating B sentences of T tokens into T tokens with the models of the case translation and beam size 4.",
         Shape(B=32, T=30),
         translation.translating,
     ),

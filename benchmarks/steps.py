@@ -1,6 +1,7 @@
-"""The measured steps; nothing is timed here.
+"""The operations that the benchmarks measure; nothing is timed here.
 
-Each function sets up one step on random inputs of a given shape, in float32 unless stated otherwise.
+A `Step` is one measured operation: a forward pass and, optionally, a backward pass. Functions that take a `Shape` set
+one up on random inputs, in float32 unless stated otherwise.
 """
 
 from collections.abc import Callable, Sequence
@@ -213,7 +214,7 @@ class _SuperpositionLayer(nn.Module):
 
 
 def superposition_training(shape: Shape, backend: str) -> Step:
-    """A training step of one layer of d_model = m: its three maps, the stack, a squared loss, clipping and Adam."""
+    """A training step of one layer with d_model = m: its three maps, the stack, a squared loss, clipping and Adam."""
     model, x = _SuperpositionLayer(shape.m, backend), torch.randn(shape.B, shape.T, shape.m)
     return training_step(model, lambda: (model(x) - x).square().mean())
 
@@ -248,7 +249,7 @@ def transformer(shape: Shape, d_model: int = 32, heads: int = 4, tokens: int = 1
 
 
 def matrix_product(shape: Shape, n: int = 2048) -> Step:
-    """A float64 matrix product that shows the machine's rate; it does not depend on the shape."""
+    """A float64 matrix product, to measure the machine's peak float64 rate; the shape is ignored."""
     a, b, c = (torch.randn(n, n, dtype=torch.float64) for _ in range(3))
     return Step(lambda: (torch.mm(a, b, out=c),))
 

@@ -17,7 +17,7 @@ STATIC = Path(__file__).parents[1] / "docs/_static"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The HTML that `docs/playground.md` includes; a page that uses the network, raises an error or logs text fails."""
+    """A browser page with the HTML of the playground, which must not use the network, raise errors or log text."""
     fragment = (STATIC / "playground/playground.html").read_text(encoding="utf-8")
     path = tmp_path_factory.mktemp("playground") / "page.html"
     fragment = fragment.replace("../_static/", f"{STATIC.as_uri()}/")

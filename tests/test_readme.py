@@ -54,7 +54,7 @@ def test_commands(page, tmp_path):
         if name == "stackattn":
             arguments = [["-c", RUN_COMMANDS, json.dumps(arguments)]]
         else:
-            assert name == "python", f"cannot run {name!r}"
+            assert name == "python", f"expected stackattn, python or one of {NOT_RUN}, found {name!r}"
         for argument in arguments:
             subprocess.run([sys.executable, *argument], check=True, cwd=tmp_path, timeout=600)
 

@@ -238,7 +238,10 @@ def test_documents_that_share_a_row(name):
     "name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax", "LSTM"))]
 )
 def test_documents_that_start_while_a_state_is_extended(name, ends):
-    """The rows of the chunk start no document, one in the middle, one at the beginning, and several; all continue."""
+    """The four rows start no document in the chunk, one in its middle, one at its first step, and several.
+
+    The last document of each row continues after the chunk.
+    """
     subject = make(name)
     x = subject.inputs(4, 14).requires_grad_(subject.is_layer)
     firsts = [[0], [0, 5], [0, 3], [0, 6, 8, 9]]

@@ -148,7 +148,7 @@ def test_heads_are_independent_stacks(kind):
 
 
 def force(layer, kind, pattern):
-    """Set the maps so that each step takes the action in the pattern: push (+), pop (-) or keep (.).
+    """Set the map to the actions so that each step takes the pattern's: push (+), pop (-), no-op or replace (.).
 
     Returns the inputs, whose last features encode the step.
     """

@@ -150,7 +150,8 @@ def test_errors(p, options, message):
         dropout(torch.ones(3), p, **options)
 
 
-# The generator. Bounds are five standard deviations; the seeds are fixed, so the tests always give the same result.
+# The generator. Bounds are five standard deviations, computed as if all hits were independent; the seeds are fixed, so
+# the tests always give the same result.
 
 
 def assert_probability(hits: torch.Tensor, p: float) -> None:
@@ -186,8 +187,8 @@ def test_independence(p):
 
 def test_patterns_of_neighbours():
     """All 256 patterns of eight neighbours are equally frequent (chi-squared, 255 degrees of freedom)."""
-    for dropped in (keep_mask(7, 4000, 256, 0.5), keep_mask(7, 256, 4000, 0.5).mT):
-        groups = dropped.unflatten(1, (-1, 8)).long() @ (2 ** torch.arange(8))
+    for kept in (keep_mask(7, 4000, 256, 0.5), keep_mask(7, 256, 4000, 0.5).mT):
+        groups = kept.unflatten(1, (-1, 8)).long() @ (2 ** torch.arange(8))
         counts = torch.bincount(groups.flatten(), minlength=256).double()
         expected = counts.sum() / 256
         statistic = float(((counts - expected) ** 2 / expected).sum())

@@ -74,7 +74,7 @@ def test_the_kernel_with_large_numbers():
 
 
 def test_wide_log_weights():
-    """Log weights from -100 to 100 are in range; the gradients then have a wide range too."""
+    """Log weights from about -115 to 113 are in the range of float64; the gradients then vary widely too."""
     sizes = (2, 8, 6, 3, 2, 2)
     inputs = arguments(*sizes)
     inputs[3] *= 100
@@ -214,7 +214,8 @@ def test_range_of_float64(monkeypatch):
     calls, ours, tokens = count_calls(monkeypatch, "nondeterministic"), model("nondeterministic-2-3-5"), tokens_of(2, 9)
     transitions = ours.stack.to_actions.bias.unflatten(0, (2, 3, 14))  # (Q, S, push, replace and pop)
     with torch.no_grad():
-        # The run with nearly all the weight pops the bottom at the first step; all others have e^-200 at each step.
+        # Nearly all the weight belongs to the two runs that pop the bottom at the first step. For all other runs, every
+        # step weighs about e^-200, except one that pops the bottom.
         transitions[:] = -200
         transitions[0, 0, -2:] = 0
     logits = ours(tokens)

@@ -1,4 +1,4 @@
-"""Prepared corpora: changed files and other folders are refused, and corpora of earlier versions still load."""
+"""Prepared corpora: changed files and folders without such a corpus are refused; those of earlier versions load."""
 
 import json
 import multiprocessing
@@ -150,7 +150,7 @@ def test_corpora_of_earlier_versions(corpus):
 
 
 def test_a_hash_recorded_by_an_earlier_version(tmp_path):
-    """The files are those of the last version without fingerprints, byte for byte."""
+    """The hashed files are byte for byte as an earlier version wrote them; the report is shortened."""
     folder = tmp_path / "old"
     folder.mkdir()
     (folder / "vocabulary.json").write_text(

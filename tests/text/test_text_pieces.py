@@ -32,7 +32,7 @@ def pieces(tokenizer, side, text):
 
 
 def test_order_of_the_vocabulary(tokenizer):
-    """The order is: target pieces, UNK, EOS, other pieces of the source, BOS, PAD. The softmax ends at EOS."""
+    """The order is target pieces, UNK, EOS, other pieces of the source, BOS, PAD; ids up to EOS can be predicted."""
     seen = [{p for text in texts for p in pieces(tokenizer, side, text)} for side, texts in enumerate((SOURCE, TARGET))]
     assert tokenizer.target_types == sorted(seen[1])
     only = sorted(seen[0] - seen[1])

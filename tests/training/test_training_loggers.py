@@ -59,7 +59,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    wandb.teardown()  # otherwise wandb keeps the settings that it has read earlier
+    wandb.teardown()  # otherwise wandb keeps the settings that it read earlier
     logged, log = [], wandb.Run.log
     monkeypatch.setattr(
         wandb.Run, "log", lambda run, values, step: (logged.append((run.id, step, values)), log(run, values, step))
