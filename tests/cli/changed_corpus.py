@@ -1,4 +1,4 @@
-"""A check that the tests of lm and mt share: training and evaluation refuse a corpus whose files were changed."""
+"""A check shared by the tests of lm and mt: training and evaluation refuse a corpus whose files have changed."""
 
 from stackattn.cli import main
 

@@ -148,7 +148,7 @@ def test_heads_are_independent_stacks(kind):
 
 
 def force(layer, kind, pattern):
-    """Set the map to the actions so that each step takes the pattern's: push (+), pop (-), no-op or replace (.).
+    """Set the weights of `to_actions` so that each step takes an action: + (push), - (pop) or . (no-op or replace).
 
     Returns the inputs, whose last features encode the step.
     """

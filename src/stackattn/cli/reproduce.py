@@ -75,7 +75,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         "--configs",
         type=Path,
         metavar="FOLDER",
-        help="folder of configurations, TASK/MODEL.yaml (default: the shipped ones, see `stackattn config list`)",
+        help="folder of configurations, TASK/MODEL.yaml (default: the shipped ones; see `stackattn config list`)",
     )
     job = "train only the N-th run, counted from 0, and show nothing: for array jobs on a cluster"
     add_number(command, "--job", job, "all")

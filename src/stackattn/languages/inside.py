@@ -9,7 +9,7 @@ symbol needs no sum over m. The other pairs store their sides in two arrays, ind
 span, so that the sum over m is a dot product of two contiguous rows.
 
 The plain algorithm multiplies probabilities, scaled by a constant at each position. This is accurate as long as all
-numbers are well inside the range of float64; strings for which they are not are computed again with logarithms.
+numbers are well inside the range of float64; strings for which this does not hold are computed again with logarithms.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ class SavedConfig:
     """Contents of `config.json`."""
 
     format_version: int
-    """Version of the format, see `compatibility.MODEL_FORMAT`."""
+    """Version of the format; see `compatibility.MODEL_FORMAT`."""
     kind: str
     """Name of the model class."""
     config: dict[str, Any]

@@ -28,8 +28,8 @@ def capture(module: Module, *inputs: Tensor) -> Module:
         The module.
 
     Raises:
-        ValueError: the module and the inputs are not on one GPU, there are no inputs, or `immediate_checks` is active,
-            which waits for the GPU: this is not possible during capture.
+        ValueError: the module and the inputs are not on one GPU, there are no inputs, or `immediate_checks` is active
+            (it waits for the GPU, which is not possible during capture).
 
     Examples::
 

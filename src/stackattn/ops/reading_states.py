@@ -163,7 +163,7 @@ class NondeterministicReadingState(TensorState):
         sizes: tuple,
         backend: str,
     ):
-        self._steps = steps  # (B, H, Q, S, Q S + Q S + Q): joined transitions of the last H steps, see ops/window.py
+        self._steps = steps  # (B, H, Q, S, Q S + Q S + Q): joined transitions of the last H steps; see ops/window.py
         self._tensor = rows  # (B, H + 1, Q S (m + 2) + 1)
         self._band = band  # the kernel's charts of these steps, which it would otherwise compute again; or None
         self._first = first  # (B, 1, Q S (m + 2) + 1): the row before the first step

@@ -17,7 +17,7 @@ struct Report {
   // 0: all arguments are valid. `sequence` and `step` say where the first invalid number is.
   int argument = 0;
   int64_t sequence = 0, step = 0;
-  bool in_range = true;  // false: the range of float64 does not suffice for the state, see docs/maths.md
+  bool in_range = true;  // false: the range of float64 does not suffice for the state; see docs/maths.md
 };
 
 // The states of a batch, `stride` doubles apart; columns.h describes their layout. `before` is the number of steps
@@ -67,7 +67,7 @@ struct Readings {
 
 // window.cpp: rows of the windowed nondeterministic stack. `steps` (B, before + T, Q, S, QS+QS+Q) begins with the
 // `before` earlier steps; values (B, T, m); history (B, before + 1, row) and rows (B, T, row). A row has
-// QS (m + 2) + 1 numbers, see ops/window.py. Problem::steps is T.
+// QS (m + 2) + 1 numbers; see ops/window.py. Problem::steps is T.
 struct WindowArrays {
   int64_t m, window, before;
   const void *steps, *values;

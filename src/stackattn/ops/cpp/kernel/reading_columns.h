@@ -123,7 +123,8 @@ class ReadingColumns {
         for (int c = 0; c < W; ++c) F_columns_[(y * W + c) * at_.end + i] = i < (n + 1) * Q ? F(y, 0)[i * W + c] : 0;
   }
 
-  // The gradients of the logits and the value of step t, from that of its reading. Steps are taken in reverse order.
+  // The gradients of the logits and the value of step t, from the gradient of its reading. Steps are taken in reverse
+  // order.
   void step_back(int t, const float* grad_reading, float* grad_logits, float* grad_value) {
     collect_dF(t);
     add_reading_gradient(t, grad_reading);
