@@ -268,6 +268,8 @@ class _Builder:
         return f"did you mean {keys[near[0]]!r}?" if near else f"expected one of {', '.join(fields)}"
 
     def fail(self, key: str, message: str) -> typing.NoReturn:
+        # the key, or else one inside its value, or else the closest key around it
+        key = next((place for place in self.places if place == key or place.startswith(f"{key}.")), key)
         while key not in self.places and "." in key:
             key = key.rpartition(".")[0]
         raise ConfigError(f"{self.places.get(key, self.source)}: {message}")

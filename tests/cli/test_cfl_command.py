@@ -37,7 +37,7 @@ def test_train_and_evaluate(config, tmp_path, capsys):
         "2",
     )
     assert main(["cfl", "evaluate", out, "--lengths", "12", "5"]) == 2
-    assert "--lengths: expected a pair (shortest, longest), got 12 > 5" in capsys.readouterr().err
+    assert "--lengths: expected shortest <= longest, got 12 and 5" in capsys.readouterr().err
     assert main(["cfl", "evaluate", out, "--lengths", "5", "12", "--per-length", "3"]) == 0
     test = json.loads((tmp_path / "run/test.json").read_text())
     assert [row["length"] for row in test["lengths"]] == [5, 7, 9, 11]

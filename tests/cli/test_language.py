@@ -151,6 +151,10 @@ def test_write(run, tmp_path):
             ["show", "no/such.grammar"],
             "no/such.grammar: no such file; expected a grammar file or one of the names of `stackattn language list`\n",
         ),
+        (
+            ["sample", "/"],
+            "/: expected a grammar file or one of the names of `stackattn language list`, found a folder\n",
+        ),
         (["show", "dyck", "--parse", "( ]"], "--parse: expected a string of the language dyck, got '( ]'"),
         (["show", "count-3", "--parse", "a b c"], "--parse: expected a language with a grammar, got count-3"),
         (
@@ -185,7 +189,7 @@ def test_a_file_in_place_of_a_folder(run, tmp_path):
     (tmp_path / "taken").touch()
     code, _, err = run("write", "dyck", str(tmp_path / "taken"), "--seed", "0", "--train-batches", "1")
     assert code == 2
-    assert err.endswith("taken: expected a folder, found a file; choose another folder\n")
+    assert err.endswith(f"FOLDER: expected a folder, got the file {tmp_path / 'taken'}\n")
 
 
 def test_a_missing_file_with_a_similar_name_is_suggested(run, tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stackattn.config import from_values
+from stackattn.config import ConfigError, from_values
 from stackattn.models import TransformerArchitecture
 from stackattn.paper.configurations import configuration_names, find_configuration, load_configuration
 from stackattn.paper.experiments import TARGETS
@@ -124,3 +124,15 @@ def test_configurations_are_found_by_path_and_by_name(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"got 'nowhere\.yaml'; `stackattn config list`"):
         find_configuration("nowhere.yaml")
     assert set(LABELS) == set(TARGETS["figure-2"].models)
+
+
+def test_a_shipped_configuration_of_another_command():
+    with pytest.raises(ConfigError, match=r"unknown key 'data'.*belongs to another command than cfl"):
+        load_configuration("cfl", "table-2/ptb/tf-nd")
+
+
+def test_a_key_below_a_number_is_located_at_its_option():
+    with pytest.raises(
+        ConfigError, match=r"^--set 'training.learning_rate.x=3': training.learning_rate: expected float"
+    ):
+        load_configuration("cfl", "figure-2/dyck/tf-nd", ["training.learning_rate.x=3"])

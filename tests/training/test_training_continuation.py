@@ -145,5 +145,8 @@ def test_the_vocabulary_must_match(tmp_path):
 def test_the_origin_must_exist(tmp_path, capsys):
     command = ["cfl", "train", "--out", str(tmp_path / "run"), "--set", "language.name=dyck", "--init-from"]
     assert main([*command, str(tmp_path / "nowhere")]) == 2
-    assert "--init-from: expected the folder of a run or of a saved model, got " in capsys.readouterr().err
+    assert (
+        "--init-from: expected the folder of a run or of a saved model, found no model.safetensors in "
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()

@@ -40,7 +40,9 @@ configuration sets itself keep their values. `--preset paper` and `--preset publ
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--markdown", action="store_true", help="print the reference page of all commands as Markdown and exit"
+        "--markdown",
+        action="store_true",
+        help="print the configuration reference of cfl, lm and mt as Markdown and exit",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     for name, what in COMMANDS.items():

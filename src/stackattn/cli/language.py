@@ -20,6 +20,7 @@ from .arguments import (
     add_output_file,
     add_seed,
     at_least,
+    check_output_folder,
     naming,
     path,
     read_input,
@@ -225,6 +226,7 @@ def _write(args: argparse.Namespace) -> None:
 
     language = _language(args)
     names = ("train", "validation", "test")
+    check_output_folder(args.out, "FOLDER")
     _check_absent(args.out, names, args.force)
     sizes = args.train_batches, args.validation_batches, args.batch_size
     with naming(lengths="--lengths"):
@@ -288,9 +290,11 @@ def _language(args: argparse.Namespace) -> Language:
     if is_grammar_file(args.language):
         if args.set:
             raise ValueError(f"--set {args.set[0]}: a grammar file has no parameters")
+        expected = "expected a grammar file or one of the names of `stackattn language list`"
         if not Path(args.language).exists():
-            expected = "expected a grammar file or one of the names of `stackattn language list`"
             raise ValueError(f"{args.language}: no such file; {expected}")
+        if Path(args.language).is_dir():
+            raise ValueError(f"{args.language}: {expected}, found a folder")
         return PCFG.from_file(args.language, strict=args.strict)
     parameters = {}
     for item in args.set:

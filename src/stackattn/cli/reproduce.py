@@ -53,7 +53,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
             choices=names,
             default=chosen,
             metavar=name.upper(),
-            help=f"{name}s to train, from {', '.join(names)} (default: {' '.join(chosen)})",
+            help=f"{name}s to train{' on' * (name == 'task')}: any of {', '.join(names)} (default: {' '.join(chosen)})",
         )
     restarts = command.add_mutually_exclusive_group()
     restarts.add_argument(
@@ -68,7 +68,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         type=at_least(0),
         nargs="+",
         metavar="K",
-        help="train only the restarts with these numbers, counted from 0 (default: the first --restarts)",
+        help="train only the restarts with these numbers, counted from 0 (default: all, as many as --restarts says)",
     )
     add_sweep_arguments(command)
     command.add_argument(

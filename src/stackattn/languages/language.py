@@ -246,7 +246,7 @@ def check_range(lengths: Any) -> tuple[int, int]:
         raise TypeError(f"lengths: expected a pair (shortest, longest), got {lengths!r}")
     shortest, longest = (check_integer(value, "lengths", 0, MAX_LENGTH) for value in lengths)
     if shortest > longest:
-        raise ValueError(f"lengths: expected a pair (shortest, longest), got {shortest} > {longest}")
+        raise ValueError(f"lengths: expected shortest <= longest, got {shortest} and {longest}")
     return shortest, longest
 
 

@@ -211,8 +211,9 @@ def _parse_stack(part: str, text: str, name: str, expected: str) -> StackSpec:
 def _parse_number(digits: str, limit: int, text: str, name: str) -> int:
     # Compare the number of digits first: Python does not convert thousands of digits to an integer.
     if len(digits) > len(str(limit)) or int(digits) > limit:
-        unit = "layers" if limit == MAX_LAYERS else "for a size"
-        raise FieldError(name, f"expected at most {limit} {unit}, got {_brief(digits)} in {_brief(text)}")
+        expected = f"expected at most {limit} layers" if limit == MAX_LAYERS else f"expected numbers of at most {limit}"
+        found = _brief(digits) if digits == text else f"{_brief(digits)} in {_brief(text)}"
+        raise FieldError(name, f"{expected}, got {found}")
     return int(digits)
 
 

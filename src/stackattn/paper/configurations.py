@@ -66,7 +66,7 @@ def load_configuration(
         28
     """
     # Imported here because torch is slow to load, and `--help` needs only the names.
-    from ..config import from_values, load_config
+    from ..config import ConfigError, from_values, load_config
     from ..training.experiment import config_class
     from .presets import PRESETS
 
@@ -78,4 +78,10 @@ def load_configuration(
         )
     if name is None:
         return from_values(config_class(command), {}, changes, presets=PRESETS, option="--set")
-    return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS, option="--set")
+    try:
+        return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS, option="--set")
+    except ConfigError as error:
+        if overrides or Path(name).exists():
+            raise
+        # shipped configurations are valid
+        raise ConfigError(f"{error}; this shipped configuration belongs to another command than {command}") from None

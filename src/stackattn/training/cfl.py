@@ -67,7 +67,8 @@ class LanguageOptions:
             return get_language(self.name, **self.parameters)
         if self.parameters:
             raise FieldError("parameters", f"expected none for a grammar file, got {self.parameters}")
-        return PCFG.from_text(self.grammar, name=Path(self.name).stem, source=self.name)
+        source = self.name if is_grammar_file(self.name) else "grammar"
+        return PCFG.from_text(self.grammar, name=Path(self.name).stem, source=source)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def find_origin(run: TrainingRun, folder: Path | None) -> dict[str, str] | None:
     if folder is None:
         return stored if run.begun else None
     if not (folder / TENSORS).exists():
-        raise FileNotFoundError(f"--init-from: expected the folder of a run or of a saved model, got {folder}")
+        expected = "expected the folder of a run or of a saved model"
+        raise FileNotFoundError(f"--init-from: {expected}, found no {TENSORS} in {folder}")
     found = {"folder": str(folder.resolve()), "model": checksum(folder / TENSORS)}
     if not run.begun:
         return found

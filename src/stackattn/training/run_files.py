@@ -114,6 +114,8 @@ def read_object(path: Path) -> dict[str, Any]:
         return read_json_object(path)
     except FileNotFoundError:
         raise RunError(f"{path}: no such file; check that {path.parent} is the folder of a run") from None
+    except NotADirectoryError:
+        raise RunError(f"{path.parent}: expected the folder of a run, found a file") from None
     except OSError as error:
         raise _unreadable(path, error) from None
     except ValueError as error:
