@@ -117,10 +117,10 @@ def add_new_corpus(parser: argparse.ArgumentParser, name: str, **options: Any) -
     parser.add_argument(name, type=path, help="folder of the corpus; must not exist", **options)
 
 
-def check_output_folder(out: Path, name: str = "--out") -> None:
-    """Raise ValueError, with the name of the argument, if the folder to write to is a file."""
+def check_output_folder(out: Path) -> None:
+    """Raise ValueError if the folder to write to is a file."""
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{name}: expected a folder, got the file {out}")
+        raise ValueError(f"--out: expected a folder, got the file {out}")
 
 
 def add_output_folder(parser: argparse.ArgumentParser, meaning: str, default: str | None = None) -> None:

@@ -20,7 +20,6 @@ from .arguments import (
     add_output_file,
     add_seed,
     at_least,
-    check_output_folder,
     naming,
     path,
     read_input,
@@ -226,7 +225,6 @@ def _write(args: argparse.Namespace) -> None:
 
     language = _language(args)
     names = ("train", "validation", "test")
-    check_output_folder(args.out, "FOLDER")
     _check_absent(args.out, names, args.force)
     sizes = args.train_batches, args.validation_batches, args.batch_size
     with naming(lengths="--lengths"):
@@ -248,6 +246,8 @@ def _write(args: argparse.Namespace) -> None:
 
 
 def _check_absent(folder: Path, names: Sequence[str], force: bool) -> None:
+    if folder.is_file():
+        raise ValueError(f"FOLDER: expected a folder, got the file {folder}")
     present = [path for name in names for path in (folder / f"{name}.txt", folder / f"{name}.json") if path.exists()]
     if present and not force:
         raise ValueError(f"{present[0]} already exists; pass --force to replace it")
