@@ -136,14 +136,13 @@ class StratifiedState(TensorState):
         """Extend the stack by c steps.
 
         Args:
-            push: (B, c)
-            pop: (B, c)
+            push, pop: (B, c) each
                 Strengths, as in `stratified_weights`.
             lengths: (B,), optional
-                Number of the c steps that each sequence takes. Later steps are ignored; their rows are zero.
+                Number of the c steps that each sequence takes. Later steps are ignored.
 
         Returns:
-            Attention weights (B, c, length + c), and the new state.
+            Attention weights (B, c, length + c), zero for ignored steps, and the new state.
 
         Raises:
             TypeError, ValueError: as in `stratified_weights`, or the batch size or device is not that of the state.

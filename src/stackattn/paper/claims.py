@@ -57,6 +57,7 @@ class Claim:
     """A claim that one model is better than others."""
 
     text: str
+    """The claim in words."""
     better: str
     """Slug of the model that is claimed to be better."""
     worse: tuple[str, ...]
