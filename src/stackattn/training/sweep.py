@@ -55,8 +55,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-Job = tuple[Path, Experiment]
-"""The folder of a run and its configuration."""
+Job = tuple[Path, Experiment]  # the folder of a run and its configuration
 
 
 class Report(Protocol):
