@@ -269,7 +269,8 @@ class _Builder:
 
     def fail(self, key: str, message: str) -> typing.NoReturn:
         # the key, or else one inside its value, or else the closest key around it
-        key = next((place for place in self.places if place == key or place.startswith(f"{key}.")), key)
+        if key not in self.places:
+            key = next((place for place in self.places if place.startswith(f"{key}.")), key)
         while key not in self.places and "." in key:
             key = key.rpartition(".")[0]
         raise ConfigError(f"{self.places.get(key, self.source)}: {message}")
