@@ -49,7 +49,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output",
         metavar="NAME",
-        help="write results/NAME.json and results/NAME.md (default: all, or selection if not everything is measured)",
+        help="write benchmarks/results/NAME.json and NAME.md (default: all, or selection if only a part is measured)",
     )
     parser.add_argument(
         "--device",

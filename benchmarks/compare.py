@@ -74,9 +74,11 @@ def commit(folder: Path) -> str:
 
 
 def core_hours(seconds: Seconds) -> dict[str, float]:
-    """Core hours of each experiment: all restarts, and as many epochs as the plan assumes."""
+    """Core hours of the paper's experiments: all restarts, and as many epochs as the plan assumes."""
     hours = dict.fromkeys(RESTARTS, 0.0)
     for (task, _), found in seconds.items():
+        if task == SMALL:
+            continue
         hours[kind(task)] += found * EPOCHS[kind(task)] * RESTARTS[kind(task)] / 3600
     return {name: value for name, value in hours.items() if value}
 
@@ -120,7 +122,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="repetitions of a cell in each round; fast models need more of them (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=2, help="rounds, each over all cells (default: %(default)s)")
-    parser.add_argument("--output", default="commits", help="write results/OUTPUT.json and .md (default: %(default)s)")
+    parser.add_argument(
+        "--output",
+        default="commits",
+        metavar="NAME",
+        help="write benchmarks/results/NAME.json and NAME.md (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     chosen = [
         (task, model)
@@ -146,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     about = (
         f"Made by `python -m benchmarks.compare`: commit {commits[0]} before, {commits[1]} after, {machine}, "
         f"kernel {kernel.name() if kernel else 'none'}, {rounds}, "
-        f"with {args.repeats} repetitions each."
+        f"with {args.repeats} repetitions of each cell."
     )
     text = report(before, after, about)
     write_text(path.with_suffix(".md"), text)

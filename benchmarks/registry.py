@@ -222,12 +222,12 @@ CASES = {
         TRANSFORMERS + LSTMS,
     ),
     "translation": _model_case(
-        "A training step of the paper's smallest translation models (d_model 160), B pairs of T tokens.",
+        "A training step of the paper's smallest translation models (d_model 160), on B pairs of T tokens each.",
         Shape(B=64, T=30),
         translation.training,
     ),
     "translating": _model_case(
-        "Translating B sentences of T tokens into T tokens with the models of the case translation and beam size 4.",
+        "Translating B sentences of T tokens into T tokens, with beam size 4 and the models of the case `translation`.",
         Shape(B=32, T=30),
         translation.translating,
     ),

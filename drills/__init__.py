@@ -12,5 +12,5 @@ Modules:
     writers          several processes that write to one folder
     full_disk        training on a disk that becomes full
     workers          killed processes under torchrun and on a Ray cluster
-    samples          small runs, corpora and models that the drills damage
+    samples          small configurations and texts for the drills
 """

@@ -1,4 +1,4 @@
-"""Small runs, corpora and models that the drills damage, and what must be reproducible about a run."""
+"""Small configurations and texts for the drills, and the part of a run that must be reproducible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stackattn.training.cfl import CFLConfig
 from stackattn.training.lm import LMConfig
 from stackattn.training.mt import MTConfig
 
-TIMES = ("seconds", "train_seconds", "cpu_seconds", "memory")
+NOT_REPRODUCIBLE = ("seconds", "train_seconds", "cpu_seconds", "memory")
 WORDS = (
     "one two three two one",
     "two one",
@@ -59,7 +59,7 @@ def mt_config(corpus: Path) -> MTConfig:
 
 
 def write_raw_texts(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Bitext of a few words; the first side of each split is also used as plain text."""
+    """Write bitext of a few words, and return the two files of each split; each side is also used as plain text."""
     folder.mkdir()
     found = {}
     for split, size in (("train", 40), ("validation", 6), ("test", 6)):
@@ -71,10 +71,13 @@ def write_raw_texts(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def outcome(folder: Path) -> Any:
-    """Everything about a finished run that must be reproducible: metrics and result without times, and its model."""
+    """Everything reproducible about a finished run: metrics and result without times and memory, and its model."""
     run = TrainingRun(folder)
     result = run.result()
-    rows = [{key: value for key, value in row.items() if key not in TIMES} for row in [*run.metrics(), result["best"]]]
+    rows = [
+        {key: value for key, value in row.items() if key not in NOT_REPRODUCIBLE}
+        for row in [*run.metrics(), result["best"]]
+    ]
     tensors = load(folder / "best").state_dict()  # verifies the checksum
     model = {name: (str(x.dtype), x.reshape(-1).view(torch.uint8).tolist()) for name, x in sorted(tensors.items())}
     return rows, result["stopped"], result["evaluations"], model

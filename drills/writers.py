@@ -30,7 +30,7 @@ from stackattn.training import RunError, run_experiment
 from . import samples
 from .drill import Case, Drill, Failed
 
-LIMIT = 120.0  # seconds for all processes of a case
+LIMIT = 120.0  # seconds to wait for the result of each process
 
 
 def _prepare(folder: Path, raw: Path, variant: int) -> str:

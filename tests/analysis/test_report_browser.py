@@ -66,7 +66,7 @@ def test_the_stepper_moves(open_page, report):
     page.focus("#slider")
     page.keyboard.press("ArrowRight")
     assert step(page) == 1
-    assert page.get_attribute("#slider", "aria-valuetext") == "step 1 of 6, reads ["
+    assert page.get_attribute("#slider", "aria-valuetext") == "step 1 of 6: reads ["
     page.locator("#tape span").nth(5).click()
     assert step(page) == 5
     assert page.inner_text("#tape .now") == "["

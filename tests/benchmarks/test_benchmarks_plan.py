@@ -109,4 +109,4 @@ def test_a_cell_is_measured_with_more_repetitions(tmp_path, monkeypatch, capsys)
     found = json.loads((tmp_path / "found.json").read_text())
     assert [(row["task"], row["model"]) for row in found["cells"]] == [("dyck", "LSTM")]
     assert (found["repeats"], calls) == (50, [50] * 4)
-    assert "with 50 repetitions each" in capsys.readouterr().out
+    assert "with 50 repetitions of each cell" in capsys.readouterr().out

@@ -33,7 +33,7 @@ def attention_map(
         tokens: the T tokens, one per step.
         real: for each step, the column of the element that should be on top; it is marked with a small ring.
         title: title of the figure (default: none).
-        bottom: symbol of the bottom column; use `"∅"` for the empty share of a superposition stack.
+        bottom: symbol of the bottom column; use `"∅"` for the empty share of a superposition or stratified stack.
 
     Returns:
         A matplotlib figure; `save_figure` writes it to files.

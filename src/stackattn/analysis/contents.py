@@ -2,8 +2,8 @@
 
 All functions return (B, T, T): entry [b, t, i] is the probability that the element pushed at step i is on the stack
 after step t, where the probability of a run up to t is proportional to its weight. For a stratified stack, which has no
-runs, it is the remaining strength of the element. The sum of a row is the expected height of the stack. The results are
-exact and take at most O(T^3) time.
+runs, it is the remaining strength of the element. The sum of a row is the expected height of the stack (stratified:
+its total strength). The results are exact and take at most O(T^3) time.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _lede(study: Study) -> str:
         what = f"This page shows the stack of one model: run {runs[0].name}, trained on {runs[0].trained_on}."
         without = f"Results of run {runs[0].name}, trained on {runs[0].trained_on}. It has no stack to step through."
     else:
-        what = f"This page shows the stack of each model's best run, and the results of all {len(runs)} runs."
+        what = f"This page shows the stack of each model's best training run, and the results of all {len(runs)} runs."
         without = f"Results of {len(runs)} runs. None of them has a stack to step through."
     return f"{what} {how}" if has_stack else without
 

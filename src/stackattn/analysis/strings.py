@@ -55,12 +55,12 @@ class TracedString:
     lengths: tuple[int, int]
     """Range of lengths of the language's distribution: the training lengths, extended to include this string."""
     seen_length: bool
-    """Whether training had strings of this length."""
+    """Whether the length is in the range of the training lengths."""
     in_language: bool
     why_excluded: str
     """Why the published variant of the language excludes the string; otherwise empty. See `why_excluded`."""
     log_probs: Tensor
-    """The model's next-symbol distribution at each step, (n + 1, symbols and EOS)."""
+    """Logs of the model's next-symbol probabilities at each step, (n + 1, symbols and EOS)."""
     truth: list[np.ndarray | None]
     """The language's next-symbol distribution at each step; None where no string continues the prefix."""
     real: list[int] | None

@@ -82,7 +82,7 @@ class TextStack:
     classes: dict[str, Compared]
     """Weight by class of the word on top, a member of `READ`."""
     after: dict[str, dict[str, Compared]]
-    """The same after a word of each class."""
+    """`classes` as a sum over the class of the word just read, which is the first key."""
     relations: dict[str, RelationReading]
     """Readings of related words; subjects are divided by whether they directly precede the verb."""
 
@@ -110,7 +110,7 @@ def tag_sentences(trees: Iterable[Tree], vocabulary: Vocabulary, number: int | N
 
 
 def _as_written(word: str, vocabulary: Vocabulary) -> str:
-    """The word, or the character for it if only that is in the vocabulary."""
+    """The word if it is in the vocabulary, otherwise the character that it stands for, if any."""
     return word if word in vocabulary else AS_TEXT.get(word, word)
 
 

@@ -27,7 +27,7 @@ def at_least(lowest: int, kind: type[int] | type[float] = int) -> Callable[[str]
 
 
 def path(text: str) -> Path:
-    """The argument type of files and folders to write: Path would accept an empty string as the current folder."""
+    """The argument type of files and folders: Path would accept an empty string as the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got an empty string")
     return Path(text)

@@ -142,7 +142,7 @@ class AutomatonStack(State):
 
 
 class NondeterministicLSTMStack(LSTMStack):
-    """The stack of a nondeterministic pushdown automaton; elements older than `window` steps are not popped."""
+    """The stack of a nondeterministic automaton; elements can be popped for `window` - 1 steps after their push."""
 
     kind = NondeterministicStackAttention.kind
     has_uniform_init = True

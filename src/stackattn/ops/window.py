@@ -1,4 +1,4 @@
-"""The windowed nondeterministic stack: an element older than `window` steps becomes a bottom element.
+"""The windowed nondeterministic stack: an element that is not popped in time becomes a bottom.
 
 Runs may read and replace such an element but not pop it. Time is linear in the number of steps, and later rows depend
 only on the last `window - 1` steps and the last `window` *rows*. A row (Q S (m + 2) + 1 numbers) sums over all runs up

@@ -1,9 +1,10 @@
 """The paper's Table 1 (parallel time), from counting the dependent steps of this package's operators.
 
 With unlimited processors, an operation on tensors takes one step for each product or function of its elements, and
-the sum (or maximum) of k numbers takes log2(k) steps, rounded up. The parallel time of an algorithm is the length of
-the longest chain of operations in which each one needs the result of the one before. The chain is counted while the
-`torch` backend runs; the `cpp` kernel computes the same recurrences.
+the sum (or maximum) of k numbers takes log2(k) steps, rounded up. The functions inside softmax and logsumexp are not
+counted, apart from softmax's division. The parallel time of an algorithm is the length of the longest chain of
+operations in which each one needs the result of the one before. The chain is counted while the `torch` backend runs;
+the `cpp` kernel computes the same recurrences.
 """
 
 from __future__ import annotations

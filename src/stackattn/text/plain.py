@@ -71,7 +71,8 @@ def prepare_plain(
     Raises:
         ModuleNotFoundError: `pieces` is set and SentencePiece is not installed; nothing has been read or written.
         FileExistsError: the folder exists.
-        ValueError: a file is invalid; the message names the file and the line.
+        ValueError: a file is invalid, a split has no sentences, or the pieces cannot be learned.
+        OSError: a file cannot be read or written.
     """
     options = options or PlainTextOptions()
     if options.pieces is not None:

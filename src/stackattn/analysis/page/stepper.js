@@ -1,5 +1,5 @@
-// The stepper shows one string of one run, symbol by symbol. Step 0 reads BOS, except in the encoder of a translation
-// model, which does not read BOS. Column 0 of the weights is the bottom.
+// The stepper shows one string of one run, symbol by symbol. Step 0 is BOS, which the stack of an LSTM does not read,
+// except in the encoder of a translation model, whose input has no BOS. Column 0 of the weights is the bottom.
 
 class Stepper {
   constructor(runs, sentences) {
@@ -145,10 +145,13 @@ class Stepper {
     byId("map-choice").value = this.map;
     byId("real-key").hidden = this.text.real === null;
     byId("next-key").hidden = !this.text.model;
-    const rows = ["the weight of each action (black is 1)", "the expected height of the stack", this.text.lossNote];
-    const [last, ...others] = rows.filter(Boolean).reverse();
-    byId("timeline-caption").textContent =
-      `From top to bottom: ${others.reverse().join(", ")}, and ${last}. Click on a step to go there.`;
+    const rows = [
+      "the weight of each action (a filled cell is 1)",
+      "the expected height of the stack",
+      this.text.lossNote,
+    ];
+    const list = new Intl.ListFormat("en").format(rows.filter(Boolean));
+    byId("timeline-caption").textContent = `From top to bottom: ${list}. Click on a step to go there.`;
     this.list();
     this.drawTimeline();
     this.drawMap();
@@ -159,8 +162,9 @@ class Stepper {
   update() {
     const { step, text, trace } = this;
     const token = text.tokens[step];
+    const reads = trace.actions[step] ? `reads ${token}` : `${token}, which is not read`;
     byId("slider").value = step;
-    byId("slider").setAttribute("aria-valuetext", `step ${step} of ${this.last}, reads ${token}`);
+    byId("slider").setAttribute("aria-valuetext", `step ${step} of ${this.last}: ${reads}`);
     byId("symbol").textContent = token;
     const row = trace.tops[step];
     const most = row.indexOf(Math.max(...row));
@@ -169,7 +173,7 @@ class Stepper {
         ? ""
         : `; top of a real stack: ${text.real[step] < 0 ? "empty" : this.element(text.real[step] + 1)}`;
     byId("status").textContent =
-      `Step ${step} of ${this.last}: reads ${token}. ` +
+      `Step ${step} of ${this.last}: ${reads}. ` +
       `Most weight: ${this.element(most)} (${(row[most] / 1000).toFixed(2)})${real}.`;
     [...byId("tape").children].forEach((cell, t) => (cell.className = t === step ? "now" : t < step ? "past" : ""));
     const [tape, cell] = [byId("tape"), byId("tape").children[step]];
@@ -310,7 +314,9 @@ class Stepper {
     else if (!this.text.inLanguage) notes.push(`The complete string is not in the language.${this.text.whyExcluded}`);
     if (truth && !this.text.seenLength) {
       const [from, to] = this.text.lengths;
-      notes.push(`Training had no strings of this length. The language’s distribution is for ${from}–${to} symbols.`);
+      notes.push(
+        `Training had no strings of this length. The language’s distribution shown is for ${from}–${to} symbols.`,
+      );
     }
     byId("next").replaceChildren(...bars);
     byId("next-notes").replaceChildren(...notes.map((note) => make("p", { class: "quiet" }, note)));

@@ -1,6 +1,6 @@
 """Launch configurations.
 
-tests/triton_backend compiles the kernels with each of them for several GPUs and checks registers and shared memory.
+tests/triton_backend compiles the kernels for several GPUs at three sizes (Q, S) and checks their resources.
 """
 
 from __future__ import annotations
