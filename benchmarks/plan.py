@@ -207,10 +207,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--output",
         default="plan",
         metavar="NAME",
-        help="write results/NAME.json and results/NAME.md (default: %(default)s)",
+        help="write benchmarks/results/NAME.json and NAME.md (default: %(default)s)",
     )
     parser.add_argument(
-        "--simulate", action="store_true", help="use the measurements in results/NAME.json instead of measuring"
+        "--simulate",
+        action="store_true",
+        help="use the measurements in benchmarks/results/NAME.json instead of measuring",
     )
     parser.add_argument(
         "--runs",
@@ -223,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = RESULTS / f"{args.output}.json"
     if args.simulate:
         if not path.exists():
-            parser.error(f"--simulate: expected measurements in {path}, found no such file; measure first, without it")
+            parser.error(f"--simulate: expected measurements in {path}, found no such file; omit --simulate to measure")
         found = json.loads(path.read_text(encoding="utf-8"))
     else:
         rows = []

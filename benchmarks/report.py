@@ -20,9 +20,9 @@ from .steps import Shape
 from .targets import TARGETS, Results, Row
 
 FOLDER = Path(__file__).parent / "results"
-LEGEND = """Times are the best of several runs on one batch. `×` compares the times with backward, `over T/2` is
-time(T) / time(T/2), `of float64 rate` counts useful multiply-adds, and `peak` is the memory beyond inputs, outputs and
-gradients with the largest number of threads."""
+LEGEND = """Times are the best of several runs on one batch (`reference`: one run). `×` compares the times with
+backward, `over T/2` is time(T) / time(T/2), `of float64 rate` counts useful multiply-adds, and `peak` is the memory
+beyond inputs, outputs and gradients with the largest number of threads."""
 
 
 def environment(command: str, threads: list[int]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Results:
     rows: list[Row]
 
     def find(self, case: str, contender: str, threads: int = 2, **shape: int) -> Row:
-        """The row of a measurement; KeyError if there is none. Letters that are not given have their default values."""
+        """The row of a measurement; KeyError if there is none. By default, B is 10, T is 60, and Q and S are 3."""
         wanted = {"B": 10, "T": 60, "Q": 3, "S": 3} | shape
         for row in self.rows:
             if (row["case"], row["contender"], row["threads"]) == (case, contender, threads) and wanted.items() <= row[

@@ -53,7 +53,7 @@ def prepare(folder: Path) -> Iterator[Case]:
             while not TrainingRun(run).finished:
                 attempts += 1
                 if attempts > 100:
-                    raise Failed(f"not finished with {size} kB")
+                    raise Failed(f"not finished after 100 attempts, with {size} kB")
                 try:
                     run_experiment(config, run, resume=True)
                 except RunError as error:

@@ -94,14 +94,15 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor] | None, toleranc
         return
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         if a.shape != b.shape:
-            raise Failed(f"{what}: shape {tuple(a.shape)} instead of {tuple(b.shape)}")
+            raise Failed(f"{what}: expected shape {tuple(b.shape)}, got {tuple(a.shape)}")
         if not a.numel():
             continue
         # Gradients may vanish, so that only rounding errors remain. Numbers below the normal range may be 0.
         size = max(b.abs().max().item(), 1e-3 if i else 0.0, torch.finfo(a.dtype).smallest_normal / tolerance)
         error = (a.double() - b).abs().max().item() / size
         if not error <= tolerance:
-            raise Failed(f"{what}: {'gradient' if i else 'weights'} {i}: relative error {error}")
+            part = f"gradient {i}" if i else "result"
+            raise Failed(f"{what}: {part}: expected a relative error of at most {tolerance}, got {error}")
 
 
 def by_state(empty: Callable[[], stackattn.NondeterministicState | stackattn.SuperpositionState], cut: int) -> Weights:

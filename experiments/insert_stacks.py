@@ -65,7 +65,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if "STACKATTN_DATA" not in os.environ:
-        parser.error("set the environment variable STACKATTN_DATA to the folder that contains wikitext-2")
+        parser.error("STACKATTN_DATA: expected the folder that contains wikitext-2, but the variable is not set")
     folder = Path(os.environ["STACKATTN_DATA"]) / "wikitext-2"
     text, validation = read(folder / "train.txt.gz", 2_000_000), read(folder / "valid.txt", 400_000)
     ids = {character: i for i, character in enumerate(sorted(set(text)), start=1)}  # 0: unknown

@@ -1,10 +1,10 @@
 """A GPU without hardware: tensors that have a device but no values.
 
 On such tensors, everything that would wait for a GPU raises: reading a value, shapes that depend on values, and copies
-between the CPU and the device, except non-blocking copies to the device. An operation that mixes tensors on different
-devices raises too.
+between the CPU and the device, except non-blocking copies to the device with `to`. An operation that mixes tensors on
+different devices raises too.
 
-The device is `meta`, because gradients of fake CUDA tensors need a GPU. The library distinguishes only the CPU from all
+The device is `meta`, because gradients of fake CUDA tensors need a GPU. The operators distinguish only the CPU from all
 other devices; gpu_with_values.py simulates the device `cuda`.
 """
 

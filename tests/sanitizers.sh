@@ -44,12 +44,12 @@ run() {
 
 run -c "
 import stackattn.ops.dispatch as d
-assert d.kernel.__file__.startswith('$package'), f'the wrong kernel was loaded: {d.kernel.__file__}'
+assert d.kernel.__file__.startswith('$package'), f'expected the kernel in $package, loaded {d.kernel.__file__}'
 assert d.kernel.read_beyond(7) == 1.0"
 must_report() { # arguments: the expected report, the call that makes a deliberate error
   if run -c "import stackattn.ops.dispatch as d; d.kernel.$2" >"$build/control.log" 2>&1 ||
     ! grep -q "$1" "$build/control.log"; then
-    echo "sanitizers.sh: the sanitizers did not report $2; see $build/control.log" >&2
+    echo "sanitizers.sh: expected $2 to fail with the report '$1'; see $build/control.log" >&2
     exit 1
   fi
   echo "control: $2 was reported as $1"

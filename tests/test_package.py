@@ -39,7 +39,7 @@ def test_public_names():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, Triton is imported")
 def test_triton_is_not_imported_on_a_cpu(tmp_path):
-    """Even if it is installed: the test provides a module `triton` that prints when it is imported."""
+    """This holds even if Triton is installed: the test provides a module `triton` that prints when it is imported."""
     (tmp_path / "triton.py").write_text("print('imported')")
     program = """
 import torch, stackattn

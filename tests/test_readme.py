@@ -43,7 +43,7 @@ for command in json.loads(sys.argv[1]):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands(page, tmp_path):
-    """The `stackattn` commands of a page run in one process, because importing torch takes longer than most of them."""
+    """Consecutive `stackattn` commands run in one process, because importing torch takes longer than most of them."""
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines]
     commands = [command for command in commands if command and command[0] not in NOT_RUN]

@@ -1,8 +1,8 @@
 """A YAML reader for configurations, with limits on size, nesting and numbers.
 
-Accepted: mappings, lists and plain scalars (text, numbers, true, false, null). Rejected, with an error that names the
-file and the line: anchors and aliases, tags, duplicate keys, and anything beyond the limits below. Dates are read as
-text.
+Accepted: mappings, lists and scalars (text, numbers, true, false, null). Rejected, with an error that names the file
+and (unless the document is too long) the line: anchors and aliases, tags, duplicate keys, a second document, and
+anything beyond the limits below. Dates are read as text.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Reader:
         values: dict[str, Any] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                self._fail(event, "expected a plain key")
+                self._fail(event, "expected a plain key, got a list, a mapping or an alias")
             self._value(event, key, depth)  # checks anchors and tags
             name = f"{key}.{event.value}" if key else event.value
             if event.value in values:

@@ -1,7 +1,7 @@
 """Configurations: dataclasses built from YAML or JSON values, with validation.
 
 A configuration is a dataclass whose fields are sections (dataclasses) or options. Errors name the file, the line and
-the key, and suggest the nearest key.
+the key; for an unknown key, they suggest a similar one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Preset = Callable[[type, dict[str, Any]], dict[str, Any]]
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be read. The message names the file, the line and the key."""
+    """An invalid configuration. The message names the file, the line and the key where they are known."""
 
 
 class FieldError(ValueError):
@@ -97,7 +97,7 @@ def load_config(
 
     Raises:
         OSError: the file cannot be read.
-        ConfigError: the file is not a valid configuration.
+        ConfigError: the file or an override is invalid.
 
     Example:
         >>> load_config(CFLConfig, "config.yaml", ["training.max_epochs=3"])  # doctest: +SKIP
@@ -126,6 +126,7 @@ def from_values(
     """Build a configuration from nested dictionaries, such as those of `json.load`.
 
     Args:
+        values: the dictionaries; they are not changed.
         source: name of the source of the values, for error messages.
         places: for each dotted key, such as `model.layers`, the file and line that define it.
 
@@ -237,7 +238,7 @@ class _Builder:
         return self.build(sections[kind], value, f"{key}.")
 
     def convert(self, hint: Any, value: Any, key: str) -> Any:
-        """Convert a value to the type `hint`: lists to tuples, integers to floats; fail if it does not fit."""
+        """Convert a value to type `hint`: lists to tuples, integers and text to floats; fail if it does not fit."""
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (types.UnionType, typing.Union):
             for argument in arguments:

@@ -19,7 +19,8 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
         purpose: what needs the module, as the subject of the error message.
 
     Raises:
-        ModuleNotFoundError: the module is not installed; the message says how to install it.
+        ModuleNotFoundError: the module is not installed; the message says how to install it. If the module is installed
+            but imports one that is not, the original error is raised.
 
     Example:
         >>> import_extra("json", "text", "this example").dumps([1])
@@ -31,6 +32,8 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
         raise ModuleNotFoundError(
             f"{purpose} needs {module}, which is not installed; run pip install 'stackattn[{extra}]'", name=error.name
         ) from None

@@ -51,7 +51,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_together(writes: Mapping[Path, Callable[[Path], None]]) -> None:
-    """Write several files of one folder so that the last one never appears with old versions of the others.
+    """Write several files of one folder so that a new last file never appears with old versions of the others.
 
     All files are written under temporary names before any of them is renamed, so that a full disk changes nothing. They
     are then renamed in order. If the content of the last file changes, its old version is removed first: after an
@@ -209,6 +209,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         FileExistsError: the folder already exists, or another process has created it in the meantime.
         FolderBusy: another process is creating it.
+        OSError: the folder cannot be created. The message names its path.
 
     Example:
         >>> with whole_folder(Path("corpus")) as partial:  # doctest: +SKIP
@@ -262,7 +263,8 @@ class FolderLock:
     def acquire(self) -> None:
         """Acquire the lock without waiting.
 
-        On file systems without locks, log a warning and do nothing; on Windows, do nothing.
+        On file systems without locks, log a warning (once for each device) and continue without a lock; on Windows, do
+        nothing.
 
         Raises:
             FolderBusy: another process holds the lock.

@@ -1,4 +1,4 @@
-"""Reading UTF-8 text and JSON. Errors name the file and the line."""
+"""Reading UTF-8 text and JSON. Errors name the file and, where possible, the line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     """Decode lines of UTF-8; `name` identifies their source in error messages.
 
     Only a newline ends a line: other Unicode separators may be part of a sentence. A byte order mark at the beginning
-    and a carriage return at the end of a line are removed.
+    of the file and a carriage return at the end of a line are removed.
     """
     number = 0
     try:

@@ -74,7 +74,10 @@ def test_content_of_the_figures():
 
 @pytest.mark.parametrize("symbols", [12, 80])
 def test_figures_are_readable_at_text_width(tmp_path, symbols):
-    """Figures are at most 5.5 inches wide, no font is smaller than 6 points, and labels do not overlap."""
+    """Figures are at most 5.5 inches wide, and no font is smaller than 6 points.
+
+    The labels of attention maps and height charts do not overlap.
+    """
     import struct
 
     tokens = ["BOS", *("([])" * 20)[:symbols]]

@@ -17,7 +17,7 @@ from stackattn.nn.kinds import STACK_KINDS
 def enumerate_nondeterministic(push, replace, pop, t, window):
     """Return the weight of each run of t steps, the steps that pushed the elements of its stack, and its last action.
 
-    The steps are those from the bottom to the top; the action is 0 (push), 1 (replace) or 2 (pop).
+    The steps are listed from the bottom to the top; the action is 0 (push), 1 (replace) or 2 (pop).
     """
     runs = [(1.0, 0, [(None, 0)], None)]  # weight, state, stack of (pushing step, symbol), last action
     Q, S = push.shape[1:3]

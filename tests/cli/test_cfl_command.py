@@ -210,7 +210,7 @@ def test_reproduce_figure_2(tmp_path, capsys):
     assert [
         row["length"] for row in TrainingRun(folder).test()["lengths"]
     ] == lengths  # stored results for other lengths are replaced
-    # all existing runs are shown, whatever is requested, and showing them needs no configurations
+    # all existing runs are shown, whatever is requested
     assert (
         main(["reproduce", "figure-2", "--tasks", "dyck", "--restarts", "1", "--budget", "0", "--out", str(out)]) == 0
     )

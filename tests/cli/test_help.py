@@ -1,4 +1,4 @@
-"""Help texts, in which every command, option and argument is described; errors and interrupts of all commands."""
+"""Help texts, in which every command, option and argument is described; errors and interrupts."""
 
 import argparse
 import os
@@ -60,7 +60,7 @@ def test_every_command_is_described(parser, capsys):
     assert parser.prog in capsys.readouterr().out
 
 
-def test_every_command_has_a_summary(capsys):
+def test_every_command_is_listed_without_arguments(capsys):
     assert main([]) == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in COMMANDS)
@@ -68,7 +68,7 @@ def test_every_command_has_a_summary(capsys):
 
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError("bad"), RunError("bad"), ModuleNotFoundError("bad")])
 @pytest.mark.parametrize("command", ["demo", "analyse x", "language list", "lm score x --model y"])
-def test_input_errors_are_one_line_in_every_command(command, error, capsys, monkeypatch):
+def test_input_errors_are_one_line(command, error, capsys, monkeypatch):
     arguments = command.split()
     _replace(monkeypatch, arguments[0], error)
     assert main(arguments) == 2

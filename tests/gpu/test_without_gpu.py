@@ -1,4 +1,4 @@
-"""The tests of test_gpu.py on a simulated GPU, for machines without one.
+"""The tests of test_gpu.py on a simulated GPU, for machines without a GPU.
 
 Triton's interpreter (`make triton ARGS=--full`) runs only the tests of the Triton backend, which are skipped
 otherwise.

@@ -13,7 +13,7 @@ LONG = 24  # long enough to complete every prefix of the random grammars
 
 
 def by_prefix_probabilities(language, string, longest=LONG):
-    """Return which symbols can follow each prefix in strings of up to `longest` symbols, and whether it is a string."""
+    """Return whether each symbol, and the end, can follow each prefix in strings of up to `longest` symbols."""
     size = len(language.symbols)
     rows = np.zeros((len(string) + 1, size + 1), dtype=bool)
     for t in range(len(string) + 1):
@@ -37,7 +37,7 @@ def test_languages_of_the_experiments(name):
     generator = np.random.default_rng(0)
     (length,) = language.valid_lengths(6, 12)[:1]
     member = language.sample(int(length), 2, generator=generator)
-    other = generator.integers(len(language.symbols), size=(6, 5))  # most of them are not prefixes of any string
+    other = generator.integers(len(language.symbols), size=(6, 5))  # in most languages, most are not prefixes
     for string in [*member, *other]:
         found = language.possible_next_symbols(string)
         np.testing.assert_array_equal(found, by_prefix_probabilities(language, string, 3 * len(string) + 6))
@@ -45,7 +45,7 @@ def test_languages_of_the_experiments(name):
 
 @pytest.mark.parametrize("name", ["dyck", "hardest-cfl", "unmarked-reversal"])
 def test_long_strings_of_several_lengths_at_once(name):
-    """The strings have more than 64 symbols, so a set of positions takes several words of 64 bits."""
+    """Three of the strings have more than 64 symbols, so a set of positions takes several words of 64 bits."""
     language = get_language(name)
     strings = language.sample_lengths(language.valid_lengths(60, 150)[[0, 5, 12, 20]], np.random.default_rng(1))
     together = language.possible_next_symbols(strings)

@@ -28,7 +28,7 @@ from stackattn.nn import (
 )
 
 D = 6  # d_model
-TOKENS = 5  # size of the models' vocabulary, bos included
+TOKENS = 5  # size of the models' vocabulary, bos included; Seq2Seq models read two more tokens
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "superposition": lambda: SuperpositionStackAttention(D, 3),

@@ -236,6 +236,20 @@ def test_errors_name_the_argument(make, message):
         make()
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_errors_name_the_sequence_of_the_batch(kind, heads):
+    """The heads of a sequence are stacks of their own, but the user's batch has only the sequence."""
+    layer, x = LAYERS[kind](heads=heads), inputs()
+    x[1, 2:] = torch.nan
+    state = layer.initial_state(B)
+    for call in (layer, lambda x: layer(x, return_weights=True), lambda x: layer.extend(x, state)):
+        with pytest.raises(ValueError, match=r"got nan or inf in sequence 1 at step \d"):
+            call(x)
+    with pytest.raises(ValueError, match=f"lengths: expected values from 0 to T = {T}, got 9 for sequence 1"):
+        layer(inputs(), torch.tensor([T, 9]))
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_integer_inputs_are_refused(kind):
     layer, x = LAYERS[kind](), torch.zeros(B, T, D, dtype=torch.long)

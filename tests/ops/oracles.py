@@ -153,7 +153,10 @@ def flat_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> 
 
 
 def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, window: int | None = None) -> Tensor:
-    """Weights (B, T, T+1, Q, S) as sums over all runs, with a Python list as the stack. T <= 5, Q and S <= 3."""
+    """Weights (B, T, T+1, Q, S) as sums over all runs, with a Python list as the stack.
+
+    The number of runs grows exponentially with T.
+    """
     B, T, Q, S = log_push.shape[:4]
     flat = flat_transitions(log_push, log_replace, log_pop)
     rows = [flat.new_zeros(B, 0, T + 1, Q, S)]
@@ -174,7 +177,7 @@ def enumerate_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, wi
 def enumerate_runs(
     log_push: Tensor, log_replace: Tensor, log_pop: Tensor, window: int | None = None
 ) -> dict[tuple[Step, ...], float]:
-    """The log weight of every run of T steps without a forbidden transition. B = 1, T <= 5, Q and S <= 2."""
+    """The log weight of every run of T steps without a forbidden transition. B = 1."""
     _, T, Q, S = log_push.shape[:4]
     flat, steps = flat_transitions(log_push, log_replace, log_pop)[0].tolist(), all_steps(Q, S)
     runs = np.concatenate(list(all_runs(T, Q, S, window)[T].values())).tolist()

@@ -40,7 +40,7 @@ def assert_same(found, expected):
 @dtypes
 @smoothings
 def test_the_kernel_equals_pytorchs_function(N, C, dtype, smoothing):
-    """At sizes that do and do not fill vectors; the expected numbers are computed in float64."""
+    """Some sizes fill whole vectors, others do not; the expected numbers are computed in float64."""
     logits, targets = inputs(N, C, dtype)
     found = with_gradient(cross_entropy, logits, targets, label_smoothing=smoothing)
     assert_same(found, with_gradient(pytorch, logits.double(), targets, label_smoothing=smoothing))
@@ -221,7 +221,7 @@ def test_the_kernel_checks_its_arrays(changes, error, message):
 
 
 def test_every_nan_stays_nan():
-    """Also with all payload bits set, as in memory in which every bit is one."""
+    """This includes a nan with all payload bits set, as in memory in which every bit is one."""
     logits, targets = inputs(C=40)
     logits[1, 3] = logits[2, 39] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
     losses, gradient = with_gradient(cross_entropy, logits, targets)

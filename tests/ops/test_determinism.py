@@ -29,7 +29,7 @@ def test_any_number_of_threads(stack, way, threads):
 
 
 def test_the_kernel_leaves_the_floating_point_mode_alone():
-    """The kernel flushes denormals to zero while it runs; afterwards, its threads must not."""
+    """The kernel flushes denormals to zero while it runs; afterwards, the calling thread must not."""
     tiny = torch.full((1000,), 1e-310, dtype=torch.float64)
     operator(STACKS[-1], "cpp")(*STACKS[-1].inputs(4, 10))
     assert (tiny * 0.5 > 0).all()

@@ -1,4 +1,4 @@
-"""Dropout in the kernel: agreement with PyTorch operations with the same masks, and statistics of the generator."""
+"""Dropout in the kernel: agreement with PyTorch operations that use the same masks, and statistics of the generator."""
 
 import pytest
 import torch
@@ -173,7 +173,7 @@ def test_rate(p):
 def test_independence(p):
     """Two numbers are both dropped with probability p squared.
 
-    This holds at lags within a row and between rows, and for calls with neighbouring or random seeds.
+    This holds at lags within a row and between rows, and for calls with neighbouring or distant seeds.
     """
     dropped = ~keep_mask(99, 2000, 500, p)
     for lag in (1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 128, 256):

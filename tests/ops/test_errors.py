@@ -155,7 +155,7 @@ def test_bad_numbers(stack, number, way, backend):
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_same_message_everywhere(stack):
-    """Of several invalid numbers, every backend and state reports the first one."""
+    """Of several invalid numbers, every backend and state reports the same one."""
     inputs = stack.inputs(3, 6)
     for x in inputs:
         x[2, 4:] = torch.nan

@@ -197,7 +197,7 @@ def test_the_gradient_of_a_state_may_be_a_slice():
 @pytest.mark.parametrize("mask", [-1e12, -1e20, -1e30, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_mask_is_as_good_as_minus_infinity(backend, mask, dtype):
-    """Even if every run of a sequence takes a masked transition, so that no run is left."""
+    """This holds even if every run of a sequence takes a masked transition, so that no run is left."""
     forbidden = random_transitions(3, 9, 2, 2, forbidden_share=0.5, generator=seeded(), dtype=dtype)
     forbidden[0][0, 4], forbidden[1][0, 4], forbidden[2][0, 4] = (-torch.inf,) * 3
     forbidden[2][0, 4, 1, 1, 0] = 0.0  # step 4 can only pop, and no push comes before it

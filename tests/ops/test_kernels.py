@@ -52,7 +52,7 @@ def test_portable_is_always_available_and_the_best_is_used():
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
 def test_every_variant(variant):
-    """Repeat the fast tests of the kernel with the variants that the other tests do not use."""
+    """Repeat fast tests of the kernel with the variants that the other tests do not use."""
     if variant not in variants():
         pytest.skip("not supported by this processor")
     if dispatch.kernel.name() == f"kernel_{variant}":
@@ -132,7 +132,7 @@ steps = lambda T: [torch.zeros(1, 1, *shape).expand(1, T + (len(shape) == 1), *s
 few, many = steps(8), steps(200_000)
 before = nondeterministic_readings(*few, window=64)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-for room in (50, 250):  # MB
+for room in (50, 250):  # MiB
     resource.setrlimit(resource.RLIMIT_AS, (used + room * 2**20, resource.RLIM_INFINITY))
     try:
         nondeterministic_readings(*many, window=64)

@@ -10,7 +10,7 @@ LENGTHS = torch.tensor([0, 1, 4, 6, 5])
 
 
 def with_garbage(x):
-    """nan, both infinities and large numbers beyond the lengths."""
+    """`x` with nan, both infinities and large numbers beyond the lengths."""
     beyond = torch.arange(T) >= LENGTHS[:, None]
     garbage = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30], dtype=x.dtype)
     garbage = garbage[torch.randint(4, x.shape, generator=seeded())]

@@ -48,7 +48,7 @@ def assert_same(found, expected, tolerance=2e-5):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("biased", [True, False])
 def test_onednn_equals_pytorchs_function(calls, monkeypatch, size, biased):
-    """At sizes that do and do not fill whole vector registers, and with sums that are split; compared with float64."""
+    """Sizes that do and do not fill whole vector registers, and sums that are split; compared with float64."""
     monkeypatch.setattr(module, "SMALLEST", 0)
     tensors = inputs(*size)[: 3 if biased else 2]
     assert_same(with_gradients(linear, *tensors), with_gradients(functional.linear, *(x.double() for x in tensors)))
@@ -140,7 +140,7 @@ def test_second_derivatives_are_pytorchs(calls):
 
 
 def test_a_weight_that_is_computed_from_x(calls):
-    """No gradient is counted twice, also with hooks."""
+    """No gradient is counted twice, even with hooks."""
 
     def gradient(function, create_graph):
         x = inputs()[0].requires_grad_()

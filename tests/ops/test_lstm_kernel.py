@@ -215,7 +215,7 @@ def test_range_of_float64(monkeypatch):
     transitions = ours.stack.to_actions.bias.unflatten(0, (2, 3, 14))  # (Q, S, push, replace and pop)
     with torch.no_grad():
         # Nearly all the weight belongs to the two runs that pop the bottom at the first step. For all other runs, every
-        # step weighs about e^-200, except one that pops the bottom.
+        # step weighs about e^-200, except one that pops symbol 0 in state 0.
         transitions[:] = -200
         transitions[0, 0, -2:] = 0
     logits = ours(tokens)
@@ -227,7 +227,7 @@ def test_range_of_float64(monkeypatch):
 
 @both_stacks
 def test_no_steps(sizes):
-    """The kernel writes nothing beyond its empty arrays, which are followed by other memory."""
+    """Without steps, all gradients are zero; tests/sanitizers.sh also detects writes beyond the empty arrays."""
     inputs = [x.requires_grad_() for x in arguments(2, 0, *sizes[2:])]
     y = kernel(sizes)(*inputs)
     assert y.shape == (2, 0, sizes[2])

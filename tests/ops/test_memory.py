@@ -52,7 +52,7 @@ def test_large_memory_is_reused_once_nothing_refers_to_it():
     before = kernel.pooled_bytes()
     assert native.empty_states(1, size - 8).shape == (1, size - 8)
     assert 0 < kernel.pooled_bytes() == before <= limit
-    large = [native.empty_states(20, size) for _ in range(2)]  # 80 MB each
+    large = [native.empty_states(20, size) for _ in range(2)]  # 80 MiB each
     del large
     assert kernel.pooled_bytes() <= limit
 
@@ -93,7 +93,7 @@ STATE_ARRAYS = ("data", "grad_after", "grad_before")
 
 
 def call(function, **changed):
-    """Call the kernel with zeros, except for the `changed` arrays."""
+    """Call the kernel with valid arguments and arrays of zeros, except for the `changed` arguments."""
     arrays = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in ARRAYS[function].items()}
     if "data" in arrays:
         arrays |= {"before": BEFORE, "superposition": False}
@@ -169,7 +169,7 @@ except ValueError as error:
 
 
 def for_each_stack(test):
-    """Parametrise a test with every stack, dtype and fast backend."""
+    """Parametrise a test with every stack and fast backend, in float32 and float64."""
     for name, values in (("backend", FAST), ("dtype", [torch.float32, torch.float64]), ("stack", STACKS)):
         test = pytest.mark.parametrize(name, values, ids=str)(test)
     return test
@@ -213,7 +213,7 @@ def test_states_read_negated_views(stack, dtype, backend):
 
 
 class Passed(torch.autograd.Function):
-    """The identity, whose gradient is a view of the upstream gradient."""
+    """The identity, whose gradient is the result of `view` for the upstream gradient."""
 
     @staticmethod
     def forward(ctx, x, view):

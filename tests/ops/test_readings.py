@@ -1,4 +1,4 @@
-"""Readings of both stacks: the kernel against weights times values, with all gradients, limits and transforms."""
+"""Readings of both stacks against weights times values, with all gradients, limits and transforms."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ def test_full_pass_equals_any_chunking(stack, sizes, backend):
 @pytest.mark.parametrize("stack", [Superposition(), Nondeterministic(2, 2), Nondeterministic(5, 1)])
 @pytest.mark.parametrize("sizes", [[1] * 30, [15, 1, 1, 10, 3]], ids=["steps", "chunks"])
 def test_long_states(stack, sizes, backend):
-    """Steps that exceed the capacity of a state several times."""
+    """Thirty steps, one at a time and in chunks."""
     inputs = stack.inputs(1, 30)
     expected = with_gradients(operator(stack, "cpp"), inputs)
     assert_close(with_gradients(in_chunks(stack, backend, sizes), inputs), expected, 1e-10)
@@ -105,7 +105,7 @@ def test_any_tree_of_states(stack, seed, backend):
 @both
 @all_stacks
 def test_two_branches_one_loss(stack, backend):
-    """The branch without a loss shares the buffer with the branch that has one, and is extended last."""
+    """Branches without a loss are extended last; one of them shares the buffer of the branch that has a loss."""
     trunk, branch, other = (stack.inputs(2, c, seed) for seed, c in enumerate((5, 3, 3)))
 
     def by_states(*inputs):
@@ -309,7 +309,7 @@ def test_a_step_takes_a_constant_number_of_calls(stack, backend):
     counts = []
     for T in (20, 30):
         _, state = stack.state(1, backend).extend(*stack.inputs(1, T))
-        _, state = state.extend(*stack.inputs(1, 1))  # this call enlarges the buffer
+        _, state = state.extend(*stack.inputs(1, 1))  # the buffer has room for 32 steps
         step = [x.requires_grad_() for x in stack.inputs(1, 1)]
         with CountCalls() as count:
             rows, _ = state.extend(*step)

@@ -65,7 +65,7 @@ def test_the_papers_equations(stack, T, backend):
     ],
 )
 def test_log_space(Q, S, T, backend):
-    """At lengths for which the paper's equations take too long."""
+    """Lengths for which the paper's equations take too long."""
     stack = Nondeterministic(Q, S)
     assert_close(found(stack, backend, 1, T), expected(stack, 1, T, log_space_weights), 1e-9)
 

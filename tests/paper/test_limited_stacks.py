@@ -1,4 +1,4 @@
-"""Models with a window or a limited depth, compared with exact ones."""
+"""`stackattn reproduce long` and `documents`, which compare models with limited stacks with other models."""
 
 import json
 import shutil

@@ -163,7 +163,7 @@ def check_metrics(array: Array) -> None:
 
 
 def check_time_limit(warned: Array, unwarned: Array) -> None:
-    """The warned task requeues itself and only itself; the other one times out and resumes when submitted again."""
+    """The warned task requeues itself; the other one times out and resumes when submitted again."""
     cluster = warned.cluster
     wait_until(
         lambda: int(cluster.job(warned.task(0)).get("Restarts", 0)) > 0, "a requeue of the task at its time limit", 150

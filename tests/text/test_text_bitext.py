@@ -120,7 +120,7 @@ def test_filters_and_their_order(files):
 
 
 def test_characters_are_counted_after_normalisation(files):
-    """A ligature counts as three characters."""
+    """The ligature ﬃ counts as three characters."""
     assert len(select(*files(["ﬃ"], ["abc"]), Filters(max_characters=3)).pairs) == 1
     with pytest.raises(ValueError, match=r"one pair that passes the filters, found none \(.*too long: 1"):
         select(*files(["ﬃ"], ["abc"]), Filters(max_characters=2))

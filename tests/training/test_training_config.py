@@ -158,7 +158,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for 
     ],
 )
 def test_limits(tmp_path, text, message):
-    """Values beyond a limit are detected quickly, and the error names the line."""
+    """Text beyond a limit is refused quickly and with a short message; a number of 40 characters is accepted."""
     began = time.process_time()
     if message is None:
         read(tmp_path, text)
@@ -170,7 +170,7 @@ def test_limits(tmp_path, text, message):
 
 
 def test_the_largest_document_takes_less_than_ten_seconds():
-    """Each takes about one second in a new process; the bound is loose, because it took 2.4 s in a large process."""
+    """Each document takes about one second in a new process and up to 2.4 s in a large one, so the bound is loose."""
     for text in (
         "[" + "1," * 49_000 + "]",
         "- a\n" * 24_000,

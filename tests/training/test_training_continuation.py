@@ -8,6 +8,7 @@ import torch
 from reversal import experiment, make_corpus
 from runs import Killed, Stopper, outcome, stop, tiny
 
+import stackattn.training.run as run_module
 from stackattn.cli import main
 from stackattn.models.saving import load
 from stackattn.training import RunError, TrainingRun, run_experiment
@@ -34,10 +35,14 @@ def test_an_extended_run_equals_a_longer_one(before, after, tmp_path):
 def test_a_run_can_be_extended_again_after_a_kill(tmp_path, monkeypatch):
     """The process is killed after result.json is removed and before the new configuration is written."""
     run_experiment(tiny(max_epochs=1), tmp_path / "run")
+    write = run_module.write_json
     with monkeypatch.context() as patch:
-        patch.setattr("stackattn.training.run.to_values", lambda config: stop())
+        patch.setattr(
+            run_module, "write_json", lambda path, x: stop() if path.name == "config.json" else write(path, x)
+        )
         with pytest.raises(Killed):
             run_experiment(tiny(max_epochs=2), tmp_path / "run", resume=True)
+    assert not TrainingRun(tmp_path / "run").finished
     run_experiment(tiny(max_epochs=2), tmp_path / "run", resume=True)
     run_experiment(tiny(max_epochs=2), tmp_path / "longer")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "longer")

@@ -162,7 +162,7 @@ def train_with_small_files(folder):
 
 
 def test_a_file_size_limit(tmp_path):
-    """The system refuses to write the second checkpoint and later ones."""
+    """After the first checkpoint, the operating system refuses to write files of more than 2,000 bytes."""
     process = processes().Process(target=train_with_small_files, args=(tmp_path / "run",))
     process.start()
     process.join()

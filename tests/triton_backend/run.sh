@@ -23,6 +23,7 @@ for version in "${@:-3.7.0}"; do
   # Two processes: the interpreter replaces the compiler.
   STACKATTN_TRITON_TESTS=interpreter TRITON_INTERPRET=1 $python -m pytest tests/triton_backend "${simulated[@]}" \
     "${selection[@]}" &
-  STACKATTN_TRITON_TESTS=compiler TRITON_CACHE_DIR=$folder/cache $python -m pytest tests/triton_backend "${selection[@]}"
+  STACKATTN_TRITON_TESTS=compiler TRITON_CACHE_DIR=$folder/cache $python -m pytest tests/triton_backend \
+    "${selection[@]}"
   wait $!
 done

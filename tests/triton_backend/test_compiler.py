@@ -21,7 +21,8 @@ KERNELS = [
 SMALL_PRODUCTS = ["fill_diagonal", "walk_back_diagonal"]  # without tensor cores
 SIZES = dict.fromkeys(("n", "B", "j", "t", "width", "window", "s", "tau", "x", "origin", "low", "high"), "i32")
 NVIDIA_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-# Compute capability or architecture: target, and limit of the shared memory of a block in bytes
+# Compute capability or architecture: target, and the most shared memory that a block may use, in bytes. Blocks may use
+# 99 KB on sm_86 and sm_89, less than on sm_80 and sm_90.
 GPUS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 99 * 1024),
     "sm_90": (GPUTarget("cuda", 90, 32), 99 * 1024),

@@ -1,4 +1,4 @@
-"""The kernels of windows in Triton's interpreter, on the CPU: results and gradients against `cpp` and `reference`."""
+"""The windowed kernels in Triton's interpreter, on the CPU: results and gradients against other backends."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_wide_logits_leave_the_range_and_are_computed_exactly(monkeypatch):
 
 
 def one_run(*, lost):
-    """A run whose log weight falls by `lost` at each step, and a symbol that keeps its weight, which no run reaches."""
+    """A run whose log weight falls by `lost` at each step, and an unreached symbol that keeps its weight."""
     *transitions, values = inputs_of(1, 9, 1, 3, m=2)
     push, replace, pop = (x.fill_(-torch.inf) for x in transitions)
     replace[0, 0, 0, 0, 0, 1], replace[0, 1:, 0, 1, 0, 1], replace[0, 1:, 0, 2, 0, 2] = 0.0, -lost, 0.0

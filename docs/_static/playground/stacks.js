@@ -59,8 +59,8 @@ function operations(found) {
 }
 
 // The nondeterministic stack of an automaton with one state and S symbols, symbol 0 at the bottom. transitions[t] has
-// log weights push[x][y], replace[x][y] and pop[x]. Returns tops[t][i][y]: runs to step t whose top element has symbol y
-// and is the bottom (i = 0) or was pushed at step i - 1, not normalised.
+// log weights push[x][y], replace[x][y] and pop[x]. Returns tops[t][i][y], not normalised: the runs to step t whose top
+// element has symbol y and is the bottom (i = 0) or was pushed at step i - 1.
 function nondeterministicTops(transitions, ring) {
   const [T, S] = [transitions.length, transitions[0]?.pop.length ?? 1];
   const symbols = [...Array(S).keys()];

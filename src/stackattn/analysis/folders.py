@@ -49,7 +49,7 @@ class LoadedRun(ABC):
     without_model: str
     """Why there is no best model; empty if there is one."""
     saved_test: dict[str, Any] | None
-    """Results from test.json, if they belong to the best model."""
+    """Results from test.json; None if there are none or they belong to another model."""
 
     METRIC: ClassVar[Metric]
     """The metric by which runs are compared; lower is better."""
@@ -113,7 +113,10 @@ class LoadedRun(ABC):
 
     @abstractmethod
     def select(self, texts: Sequence[str], samples: int | None, seed: int) -> list[Any]:
-        """Select the strings or sentences to step through in the report."""
+        """Select the strings or sentences to step through: `texts` or, if it is empty, `samples` drawn ones.
+
+        If `samples` is None, the number is the default of `select_strings` or `sample_sentences`.
+        """
 
     @abstractmethod
     def trace(self, selected: Any, names: Sequence[str], seed: int) -> Sequence[TracedString | TracedSentence]:

@@ -93,7 +93,7 @@ def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run:
     """Check for each sequence and each symbol whether the stack has the expected element on top.
 
     - Where `tops` has a position, that token must have more weight than every other token. The bottom and the empty
-      share of a superposition stack are not tokens.
+      share (see `StackTrace.tops`) are not tokens.
     - Where `tops` is -1, the bottom, the empty share or BOS must have more weight than every symbol of the string.
 
     With `best_run`, the run with the largest weight must have that token on top or, for -1, the bottom or BOS. The

@@ -46,7 +46,7 @@ def page_data(study: Study, command: str = "") -> dict[str, Any]:
     tiles = _tiles(study.runs[0]) if study.single else _sweep_tiles(study)
     lede = f"{_lede(study)} {study.omitted}".strip()
     if study.damaged:
-        lede += f" Runs that could not be read: {', '.join(study.damaged)}."
+        lede += f" Runs that could not be analysed: {', '.join(study.damaged)}."
     return {
         "title": _title(study),
         "lede": lede,

@@ -36,7 +36,7 @@ class StudiedRun:
     derivation: dict[str, Agreement] = field(default_factory=dict)
     """Agreement of each stack's best runs with the most probable derivations; empty without a grammar."""
     test: dict[str, Any] | None = None
-    """Results by length; None for runs on corpora."""
+    """Results by length of a best run on a language, or the stored ones of a run without a model; otherwise None."""
     strings: list[TracedString | TracedSentence] = field(default_factory=list)
     """Traces of the strings or sentences to step through."""
 
@@ -51,9 +51,9 @@ class Study:
     best: list[StudiedRun]
     """The best run of each model on each task; only these runs have traced strings."""
     damaged: dict[str, str]
-    """Runs that could not be read or whose corpus is missing, by name, with the reason."""
+    """Runs that could not be read, or whose corpus could not be read, by name, with the reason."""
     strings_per_run: int
-    """Number of requested strings; with more than `MAX_FULL` models, only the first is traced."""
+    """Largest number of strings selected for a run; with more than `MAX_FULL` models, only the first is traced."""
 
     @property
     def single(self) -> bool:
@@ -139,8 +139,9 @@ def study(
         progress: called with a message before each step.
 
     Raises:
-        RunError: there are no runs, or none can be read. If some can be read, the others are in `Study.damaged`.
-        ValueError: an argument does not fit the runs.
+        RunError: there are no runs, or none can be read, or the corpus of the only run cannot be read. If some runs can
+            be read, the others are in `Study.damaged`.
+        ValueError: an argument does not fit the runs, or a file of the only run is invalid.
     """
     folder = Path(folder)
     runs, damaged = _read_runs(folder)

@@ -82,7 +82,7 @@ class TextStack:
     classes: dict[str, Compared]
     """Weight by class of the word on top, a member of `READ`."""
     after: dict[str, dict[str, Compared]]
-    """`classes` as a sum over the class of the word just read, which is the first key."""
+    """`classes` broken down by the class of the word just read, which is the first key."""
     relations: dict[str, RelationReading]
     """Readings of related words; subjects are divided by whether they directly precede the verb."""
 
@@ -95,7 +95,7 @@ def tag_sentences(trees: Iterable[Tree], vocabulary: Vocabulary, number: int | N
     """
     if vocabulary.pieces_model is not None:
         expected = "expected a model with a vocabulary of words, like the leaves of the trees"
-        raise ValueError(f"{expected}, got one with SentencePiece pieces")
+        raise ValueError(f"vocabulary: {expected}, got one with SentencePiece pieces")
     found: list[TaggedSentence] = []
     for tree in trees:
         if len(found) == number:
@@ -105,7 +105,7 @@ def tag_sentences(trees: Iterable[Tree], vocabulary: Vocabulary, number: int | N
             ids = vocabulary.encode(_as_written(leaf.word or "", vocabulary) for leaf in leaves)
             found.append(TaggedSentence(ids, [word_class(leaf.label) for leaf in leaves], find_related(tree)))
     if not found:
-        raise ValueError(f"expected at least one sentence of 2 to {LONGEST} words, found none")
+        raise ValueError(f"trees: expected at least one sentence of 2 to {LONGEST} words, found none")
     return found
 
 
@@ -129,7 +129,7 @@ def measure_text_stacks(
         for trace in trace_stacks(model, torch.tensor([[vocabulary.bos, *sentence.ids] for sentence in batch])):
             weights.setdefault(trace.name, []).extend(trace.tops().numpy())
     if not weights:
-        raise ValueError("expected a model with at least one stack attention layer, got one without")
+        raise ValueError("model: expected a model with at least one stack attention layer, got one without")
     return [_measure(name, ordered, tops) for name, tops in weights.items()]
 
 

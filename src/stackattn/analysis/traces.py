@@ -67,7 +67,7 @@ class StackTrace(ABC):
 
     @abstractmethod
     def actions(self) -> Tensor:
-        """Share of each step (B, T, 3) that is a push, a replace (superposition: a no-op) and a pop."""
+        """Share of each step (B, T, 3) that is a push, a replace or no-op (see `ACTIONS`), and a pop."""
 
     @abstractmethod
     def contents(self) -> Tensor:
@@ -239,8 +239,8 @@ def trace_stacks(model: nn.Module, *inputs: Any) -> list[StackTrace]:
             real tokens.
 
     Returns:
-        One trace per stack, named as in `stack_names`. Each head of a layer is a separate stack. The list
-        is empty for a model without stacks.
+        One trace per stack, named as in `stack_names`. Each head of a layer is a separate stack. The list is empty for
+        a model without stacks.
 
     Examples::
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampled = "number of sampled strings, or of sentences from the validation set, to step through"
     add_number(strings, "--samples", sampled, "2, and the paper's string if there is one", least=1)
     add_number(parser, "--stack", "show only the stack with this number, counted from 1", "all stacks")
-    add_seed(parser, "the sampled strings and of sampled runs of nondeterministic stacks")
+    add_seed(parser, "the sampled strings or sentences and of the sampled runs of the stacks")
     parser.add_argument(
         "--out", type=path, metavar="FOLDER", help="output folder (default: RUN/analysis, or out/example)"
     )

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         type=int,
         nargs=2,
-        metavar=("FROM", "TO"),
+        metavar=("SHORTEST", "LONGEST"),
         help="shortest and longest test string, in symbols (default: from the shortest training length to 1.25 times "
         "the longest; 40 to 100 for the paper's runs)",
     )

@@ -42,14 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate = add_evaluation(
         commands,
         "measure BLEU, chrF and perplexity of a run's best model",
-        "Translate a test set with a run's best model and measure BLEU, chrF and perplexity.",
+        "Translate a part of a corpus, or files, with a run's best model and measure BLEU, chrF and perplexity.",
     )
     add_corpus_of_run(evaluate, ("validation", "test"))
     evaluate.add_argument(
         "--files",
         nargs=2,
         metavar=("SOURCE", "REFERENCE"),
-        help="file to translate, and file of reference translations (default: the split of the run's corpus)",
+        help="file to translate, and file of reference translations (default: --split of the corpus)",
     )
     evaluate.add_argument(
         "--out",

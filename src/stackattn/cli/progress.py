@@ -115,6 +115,7 @@ class ProgressDisplay:
         """Return the callback of a run.
 
         Args:
+            name: name of the run.
             epochs: on a terminal, show one bar for this number of epochs and no lines for evaluations.
             evaluations: without a terminal, print a line for each evaluation.
         """

@@ -68,7 +68,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
         type=at_least(0),
         nargs="+",
         metavar="K",
-        help="train only the restarts with these numbers, counted from 0 (default: all, as many as --restarts says)",
+        help="train only the restarts with these numbers, counted from 0 (default: all; --restarts sets their number)",
     )
     add_sweep_arguments(command)
     command.add_argument(

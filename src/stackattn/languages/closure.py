@@ -168,8 +168,8 @@ def close(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Closed
     """Return the exact closure of a grammar with normalised, positive weights.
 
     Raises:
-        GrammarError: empty and unary rules form cycles that are too large, or that are left with a probability below
-            1e-100.
+        GrammarError: removing the empty and unary rules takes more than `MAX_OPERATIONS` operations, or a cycle of
+            them is left with a probability below 1e-100.
     """
     with localcontext() as context:
         context.prec = DIGITS

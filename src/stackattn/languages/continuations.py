@@ -83,7 +83,7 @@ def _follow(rules: _Rules, start: int, starts: np.ndarray) -> np.ndarray:
     """(N, n+1, V): whether each terminal can follow each prefix."""
     _, positions, num, words = starts.shape
     found = np.zeros((num, positions, rules.terminal.shape[1]), dtype=bool)
-    waiting = np.zeros((len(rules.left), num, words), dtype=np.uint64)  # starts at which A → B C with A open exists
+    waiting = np.zeros((len(rules.left), num, words), dtype=np.uint64)  # starts at which an A with A → B C is open
     for at in range(positions):
         opened = np.zeros((num, len(rules.terminal)), dtype=bool)
         if at == 0:

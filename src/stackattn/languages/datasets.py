@@ -194,7 +194,7 @@ def sample_batches(
         generator: source of randomness.
 
     Raises:
-        ValueError: the language has no strings of these lengths, or a number is too small.
+        ValueError: the language has no strings of these lengths, or a number is out of range.
     """
     num_batches, batch_size = check_integer(num_batches, "num_batches", 0), check_integer(batch_size, "batch_size", 1)
     valid = language._valid_range(lengths)
@@ -225,7 +225,8 @@ def training_sets(
 ) -> tuple[Dataset, Dataset]:
     """Sample a training and a validation set with one generator, whose seed is `seed`.
 
-    The other arguments are those of `sample_batches`; the defaults are the paper's.
+    The other arguments are those of `sample_batches`, with a number of batches for each set; the defaults are the
+    paper's.
     """
     generator = np.random.default_rng(seed)
     sets = [
@@ -279,4 +280,4 @@ def _as_text(value: object) -> object:
         return value.item()
     if isinstance(value, Fraction):
         return str(value)
-    raise TypeError(f"cannot save {value!r}")
+    raise TypeError(f"expected a value that can be saved as JSON, got {value!r}")

@@ -87,6 +87,7 @@ def solve(matrix: Matrix, right: Matrix, budget: Budget) -> Matrix:
 
     Raises:
         SingularError: a pivot is so small that subtraction has cancelled two thirds of the digits.
+        TooManyOperationsError: the budget is exceeded.
     """
     rows: Matrix = {a: {b: -x for b, x in row.items() if x} for a, row in matrix.items()}
     for a, row in rows.items():

@@ -171,7 +171,11 @@ class PCFG(Language):
         return tuple(dict.fromkeys(rule.lhs for rule in self.rules))
 
     def to_text(self) -> str:
-        """Return the grammar in text notation, with exact, normalised weights."""
+        """Return the grammar in text notation, with exact, normalised weights.
+
+        Raises:
+            GrammarError: a symbol or a weight cannot be written as text.
+        """
         return format_grammar(self.rules, self.start, self.symbols)
 
     @cached_property
@@ -296,6 +300,9 @@ class PCFG(Language):
             H(w) = H(d) - E[-ln p(d | w)],
 
         where the first term is exact, so that the standard error is due only to ambiguity.
+
+        Raises:
+            ValueError: there are no strings of this length, or `generator` is None and the entropy has to be estimated.
         """
         length = self._check_possible(length)
         if self.unambiguous or length == 0:

@@ -1,8 +1,8 @@
 """The base class of languages: symbols and ids, prefix probabilities and the true next-symbol distribution.
 
 A string is text (symbols separated by spaces, or not separated if all symbols are single characters) or a
-one-dimensional array of ids; id v is `symbols[v]`. Methods that take strings return one number for one string and an
-array for a list of strings. Lengths do not include an end-of-string symbol.
+one-dimensional array of ids; id v is `symbols[v]`. Methods that take strings return one result for one string, and an
+array or a list of results for a list of strings. Lengths do not include an end-of-string symbol.
 """
 
 from abc import ABC, abstractmethod

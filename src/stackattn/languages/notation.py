@@ -119,7 +119,11 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
 
 
 def format_grammar(rules: Iterable[Rule], start: str, terminals: Sequence[str]) -> str:
-    """Return the text of a grammar with exact weights, from which `parse_grammar` returns the same rules."""
+    """Return the text of a grammar with exact weights, from which `parse_grammar` returns the same rules.
+
+    Raises:
+        GrammarError: a symbol or a weight cannot be written as text.
+    """
     known = set(terminals)
     alternatives: dict[str, list[str]] = {}
     for lhs, rhs, weight in rules:

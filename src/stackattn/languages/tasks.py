@@ -75,8 +75,8 @@ def dyck(k: int = 2, mean_splits: float = 1, mean_depth: float = 40, variant: st
     Args:
         k: number of bracket types.
         mean_splits: mean number of pairs that follow the first one at the same level.
-        mean_depth: a pair contains others with probability 1 - 1 / mean_depth, so if each level had only one pair, this
-            would be the mean depth.
+        mean_depth: mean depth, at least 1, if each level had only one pair: a pair contains others with probability
+            1 - 1 / mean_depth.
         variant: `plain` or `published`.
     """
     brackets = _brackets(k)
@@ -174,7 +174,9 @@ def get_language(name: str, **parameters: Any) -> Language:
         parameters: parameters of the language's function, such as `k` or, for the paper's five languages, `variant`.
 
     Raises:
-        ValueError: there is no such language or parameter; the message suggests a similar name.
+        ValueError: there is no such language or parameter (the message suggests a similar name), or a value is out of
+            range.
+        TypeError: a value has the wrong type.
 
     Example::
 

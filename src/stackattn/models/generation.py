@@ -63,7 +63,7 @@ def greedy(
         One continuation per prompt.
 
     Raises:
-        ValueError: an argument is invalid, or the model's logits are nan.
+        TypeError, ValueError: an argument is invalid, or the model's logits are nan.
 
     Examples::
 
@@ -96,8 +96,8 @@ def sample(
         top_k: draw from the `top_k` most probable tokens only.
         top_p: after `top_k`, draw from the smallest set of most probable tokens with at least this share of the
             remaining probability.
-        generator: source of random numbers. With a seed, samples are reproducible, and each sample is independent of
-            when the others finish.
+        generator: source of random numbers (default: PyTorch's generator on the CPU). With a seed, samples are
+            reproducible, and each sample is independent of when the others finish.
 
     The other arguments, the results and the errors are those of `greedy`. Log-probabilities are those of the model,
     before temperature, `top_k` and `top_p`.

@@ -26,7 +26,7 @@ class LSTMState(State):
     hidden: Tensor  # (B, hidden_size)
     cell: Tensor  # (B, hidden_size)
     stack: Any  # state of the stack before the action that `hidden` selects; None without a stack
-    # The flags are bools if all sequences agree, and otherwise tensors (B,).
+    # The flags are bools if all sequences are known to agree, and otherwise tensors (B,).
     started: bool | Tensor  # whether BOS has been read
     acts: bool | Tensor  # whether `hidden` selects an action: true once a token after BOS has been read
 

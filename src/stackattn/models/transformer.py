@@ -154,7 +154,7 @@ class TransformerLM(nn.Module):
             Logits (B, T, output_size).
 
         Raises:
-            ValueError, TypeError: wrong shape or dtype, or (on the CPU) a token that is not in the vocabulary.
+            ValueError, TypeError: wrong shape, dtype or device, or (on the CPU) a token that is not in the vocabulary.
         """
         if starts is not None:
             check_tokens("tokens", tokens, lengths, self.embedding.table.weight)
@@ -246,7 +246,7 @@ class Seq2SeqTransformer(nn.Module):
             Logits (B, U, output_size).
 
         Raises:
-            ValueError, TypeError: wrong shape or dtype, or (on the CPU) a token that is not in the vocabulary.
+            ValueError, TypeError: wrong shape, dtype or device, or (on the CPU) a token that is not in the vocabulary.
         """
         memories = self.decoder.read(self.encode(source, source_lengths), source_lengths)
         x = self.decoder(self.embedding(target, target_lengths, name="target"), target_lengths, memories)

@@ -88,11 +88,11 @@ class StackSelfAttention(nn.Module):
         Args:
             query: (B, T, d_model) with `batch_first`, otherwise (T, B, d_model); or (T, d_model)
             key, value: the same tensor as `query`.
-            key_padding_mask: (B, T), optional
+            key_padding_mask: (B, T), or (T,) with `query` (T, d_model); optional
                 True or -inf at padding.
             need_weights: must be False.
             attn_mask: optional
-                May hide only later steps and padding.
+                Must let each step attend to itself and to all earlier steps; pass padding in `key_padding_mask`.
             average_attn_weights: ignored.
             is_causal: whether `attn_mask` is known to be causal; then it is not checked.
 
@@ -100,8 +100,9 @@ class StackSelfAttention(nn.Module):
             The output, with the shape of `query`, and None.
 
         Raises:
-            ValueError: `key` or `value` is another tensor, weights are requested, or a mask hides earlier steps. On a
-                GPU, such a mask makes the output nan.
+            ValueError: `key` or `value` is another tensor, weights are requested, `query` is a nested tensor,
+                `attn_mask` hides earlier steps, or a mask has values other than 0 and -inf. On a GPU, such a mask makes
+                the output nan.
         """
         if key is not query or value is not query:
             raise ValueError(
@@ -150,13 +151,19 @@ def without_padding_anywhere(function: Callable[[Tensor, Tensor], Tensor], x: Te
 
 
 def check_past_is_visible(name: str, visible: Tensor, x: Tensor) -> Tensor:
-    """Check that a mask hides no earlier step; visible (..., T, T): whether step i may attend to step j.
+    """Check that a mask lets each step attend to itself and to all earlier steps.
+
+    Args:
+        name: name of the mask.
+        visible: (..., T, T), bool
+            Whether step i may attend to step j.
+        x: the input of the attention.
 
     Returns:
-        The input x of the attention; see `_nan_unless`.
+        The input x; see `_nan_unless`.
     """
     supported = visible.logical_or(torch.ones_like(visible).triu(1))
-    expected = "a mask that hides only later steps and padding, got one that hides earlier steps"
+    expected = "a mask that lets each step attend to itself and to all earlier steps, got one that hides some of them"
     return _nan_unless(supported, x, f"{name}: expected {expected}; a stack depends on all earlier steps")
 
 

@@ -1,6 +1,6 @@
 """Registry of the stack attention layers, by kind of stack.
 
-The stacks of LSTMs (`models.lstm_stacks`) and traces (`analysis.traces`) have registries with the same names.
+The stacks of LSTMs (`models.lstm_stacks`) and traces (`analysis.traces`) have registries with the same keys.
 """
 
 from __future__ import annotations

@@ -93,6 +93,9 @@ class TransformerLayer(nn.Module):
         push_activation: see `StackSpec.build`.
         rotary: see `SelfAttention`.
 
+    Raises:
+        ValueError: a size, the dropout rate or `push_activation` is invalid.
+
     Examples::
 
         layer = TransformerLayer(StackSpec("superposition", (8,)), d_model=32, heads=4, hidden_size=64)
@@ -133,7 +136,10 @@ class TransformerLayer(nn.Module):
         return self.cross.function.read(memory, lengths)  # pyright: ignore
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, memory: Memory | None = None) -> Tensor:
-        """(B, T, d_model) -> (B, T, d_model). Steps after `lengths` (B,) are padding and are ignored."""
+        """(B, T, d_model) -> (B, T, d_model). Steps after `lengths` (B,) are padding and are ignored.
+
+        `memory` is the result of `read`, for layers with cross-attention.
+        """
         x = self.attention(without_padding(x, lengths), lengths)
         if self.cross is not None:
             x = self.cross(x, memory)

@@ -29,8 +29,8 @@ class StackSpec:
     """A layer with stack attention.
 
     Raises:
-        ValueError: the kind is unknown; a size is missing, superfluous or out of range; or a limit is given for a kind
-            without one.
+        ValueError: the kind is unknown; a size is missing or superfluous; a size, `heads` or `limit` is out of range;
+            or a limit is given for a kind without one.
 
     Examples::
 
@@ -144,7 +144,7 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
 
     Raises:
         TypeError: `layers` is neither text nor an int.
-        ValueError: wrong notation, more than 1000 layers, or a size above 10^6.
+        ValueError: wrong notation, a number of layers that is not from 1 to 1000, or a size above 10^6.
 
     Examples::
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..ops.checks import check_limit
+from ..ops.checks import SequenceError, check_limit
 from ..ops.documents import by_documents, extend_by_documents
 from ..ops.lengths import without_padding
 from ..ops.memory import names_argument
@@ -126,7 +126,7 @@ class StackAttention(nn.Module, ABC):
 
     @abstractmethod
     def split_actions(self, logits: Tensor) -> tuple[Tensor, ...]:
-        """Convert the logits of one head, (B, T, num_actions), to the arguments of the operator."""
+        """Convert logits (B, T, num_actions) to the arguments of the operator."""
 
     @abstractmethod
     def weights(self, actions: tuple[Tensor, ...], lengths: Tensor | None) -> Tensor:
@@ -196,7 +196,8 @@ class StackAttention(nn.Module, ABC):
             With several heads, weights and actions have shape (B, heads, ...).
 
         Raises:
-            ValueError, TypeError: wrong shape or dtype.
+            ValueError, TypeError: wrong shape, dtype or device; `starts` together with `return_weights` or
+                `return_actions`; or an action is nan (on a GPU, the output is nan instead; see `immediate_checks`).
         """
         if starts is not None:
             if return_weights or return_actions:
@@ -210,11 +211,11 @@ class StackAttention(nn.Module, ABC):
             values = torch.cat([initial, values], dim=1)
         extras: list[Any] = []
         if return_weights:
-            weights = self.weights(self.split_actions(logits), lengths)
+            weights = self._for_heads(self.weights, self.split_actions(logits), lengths)
             readings = self.readings(weights, values)
             extras.append(self._per_head(weights))
         else:
-            readings = self.read_stack(logits, values, lengths)
+            readings = self._for_heads(self.read_stack, logits, values, lengths)
         y = self.to_output(self._join_heads(readings))
         if not (return_weights or return_actions):
             return y
@@ -236,7 +237,7 @@ class StackAttention(nn.Module, ABC):
             The arguments of the stack's operator, with shapes (B, T, ...); with several heads (B, heads, T, ...).
 
         Raises:
-            ValueError, TypeError: wrong shape or dtype.
+            ValueError, TypeError: wrong shape, dtype or device.
 
         Examples::
 
@@ -257,6 +258,9 @@ class StackAttention(nn.Module, ABC):
 
         `starts` (B, T) marks the first step of each new document, as in `forward`; steps before the first new document
         continue the document of the state.
+
+        Raises:
+            ValueError, TypeError: as in `forward`, or the state is not one of this layer.
         """
         x = self._check(x, lengths)
         self._check_state(state)
@@ -265,7 +269,8 @@ class StackAttention(nn.Module, ABC):
             alone: Callable[..., Any] = self.forward
             return extend_by_documents(state, extend, alone, starts, x, lengths=lengths)
         logits, values = self._action_logits(x), self._pushed(x)
-        readings, stack = self.extend_stack(state.stack, logits, values, self._repeat_lengths(lengths))
+        lengths = self._repeat_lengths(lengths)
+        readings, stack = self._for_heads(self.extend_stack, state.stack, logits, values, lengths)
         return self.to_output(self._join_heads(readings)), StackState(stack, self.heads)
 
     def _check_state(self, state: StackState) -> None:
@@ -305,6 +310,15 @@ class StackAttention(nn.Module, ABC):
     def _per_head(self, x: Tensor) -> Tensor:
         """(B * heads, ...) -> (B, heads, ...), or unchanged with one head."""
         return x if self.heads == 1 else x.unflatten(0, (-1, self.heads))
+
+    def _for_heads(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of B * heads stacks; its errors name the sequence in the batch of B."""
+        if torch.compiler.is_compiling():
+            return function(*arguments)
+        try:
+            return function(*arguments)
+        except SequenceError as error:
+            raise SequenceError(error.message, error.sequence // self.heads) from None
 
     def _repeat_lengths(self, lengths: Tensor | None) -> Tensor | None:
         return lengths if lengths is None or self.heads == 1 else lengths.repeat_interleave(self.heads)

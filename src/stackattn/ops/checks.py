@@ -15,6 +15,22 @@ MAX_LIMIT = 2**31 - 1
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+class SequenceError(ValueError):
+    """An invalid value in one sequence of a batch.
+
+    Args:
+        message: the message, with `{}` in place of the position of the sequence.
+        sequence: position of the sequence in the batch.
+    """
+
+    def __init__(self, message: str, sequence: int):
+        super().__init__(message, sequence)
+        self.message, self.sequence = message, sequence
+
+    def __str__(self) -> str:
+        return self.message.format(self.sequence)
+
+
 def check_actions(actions: Tensor, lengths: Tensor | None) -> None:
     check_tensor("actions", actions)
     if actions.dim() != 3 or actions.shape[2] != 3:
@@ -89,7 +105,7 @@ def check_limit(name: str, limit: int | None) -> None:
 
 
 def check_values(values: Tensor, actions: Tensor, rows: int) -> None:
-    """Check the vectors that are pushed: (B, rows, m), on the device of the actions."""
+    """Check the vectors of the elements: (B, rows, m), on the device of `actions`."""
     check_tensor("values", values)
     if values.dim() != 3 or values.shape[:2] != (actions.shape[0], rows) or values.shape[2] == 0:
         expected = f"shape ({actions.shape[0]}, {rows}, m) with m >= 1"
@@ -148,7 +164,7 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
     bad = ((lengths < 0) | (lengths > T)).nonzero()
     if len(bad):
         b = int(bad[0])
-        raise ValueError(f"lengths: expected values from 0 to T = {T}, got {int(lengths[b])} for sequence {b}")
+        raise SequenceError(f"lengths: expected values from 0 to T = {T}, got {int(lengths[b])} for sequence {{}}", b)
     return lengths
 
 
@@ -181,6 +197,6 @@ def check_numbers(name: str, x: Tensor, lengths: Tensor | None, minus_infinity: 
         raise bad_number(name, b, t, minus_infinity)
 
 
-def bad_number(name: str, sequence: int, step: int, minus_infinity: bool) -> ValueError:
+def bad_number(name: str, sequence: int, step: int, minus_infinity: bool) -> SequenceError:
     allowed = "finite numbers or -inf" if minus_infinity else "finite numbers"
-    return ValueError(f"{name}: expected {allowed}, got nan or inf in sequence {sequence} at step {step}")
+    return SequenceError(f"{name}: expected {allowed}, got nan or inf in sequence {{}} at step {step}", sequence)

@@ -38,7 +38,8 @@ def by_documents(
         (B, T, ...): the results of all documents, in their places.
 
     Raises:
-        TypeError, ValueError: wrong dtype, shape or device of `starts` or `lengths`.
+        TypeError, ValueError: `starts` or `lengths` has the wrong type, dtype, shape or device, or a length is out of
+            range.
 
     Examples::
 
@@ -75,7 +76,7 @@ def _by_documents(
     first = begins.ravel().nonzero()[0]  # (D,): where each document begins in the flattened batch
     sizes = np.bincount((begins.ravel().cumsum() - 1)[valid.ravel()], minlength=len(first))  # (D,)
     rows = [x.flatten(0, 1) for x in tensors]
-    classes = np.floor(np.log2(np.maximum(sizes - 1, 0.5)))  # lengths 1..2, 3..4, 5..8, 9..16, ...
+    classes = np.floor(np.log2(np.maximum(sizes - 1, 0.5)))  # lengths 1, 2, 3..4, 5..8, 9..16, ...
     places, results = [], []
     for size_class in np.unique(classes):
         chosen = classes == size_class

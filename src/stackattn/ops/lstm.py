@@ -32,7 +32,7 @@ def superposition_lstm(
         weight_reading: (4 h, m), from the reading to the gates.
         weight_hidden: (4 h, h), from the previous hidden state to the gates.
         map: (3 + m, h), from the previous hidden state to the logits of push, no-op and pop and to the value.
-        bias: (3 + m,)
+        bias: (3 + m,), added to the result of `map`.
 
     Returns:
         (B, T, h)
@@ -66,7 +66,7 @@ def nondeterministic_lstm(
         weight_hidden: (4 h, h), from the previous hidden state to the gates.
         map: (Q S (2 Q S + Q) + m, h), from the previous hidden state to the log weights of push, replace and pop from
             each state and symbol, and to the value.
-        bias: (Q S (2 Q S + Q) + m,)
+        bias: (Q S (2 Q S + Q) + m,), added to the result of `map`.
         bottom: (m,), the bottom vector.
         num_states: Q.
 

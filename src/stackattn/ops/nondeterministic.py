@@ -51,8 +51,8 @@ def nondeterministic_weights(
             zero and has zero gradients.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or contains nan or +inf within
-            the lengths.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, is out of range, or contains nan
+            or +inf within the lengths.
         RuntimeError: the requested backend is not available.
 
     Examples::

@@ -1,7 +1,7 @@
 """Stacks that are extended step by step and return readings, as immutable states.
 
-Such a state contains the pushed vectors, and attention weights are not computed. With a limited depth or a window, its
-size and the cost of a step do not grow with the number of steps.
+Such a state contains weighted sums of the pushed vectors, and attention weights are not computed. With a limited depth
+or a window, its size and the cost of a step do not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class SuperpositionReadingState(TensorState):
             batch_size: number of stacks.
             value_size: size m of the vectors.
             depth: number of elements that are kept, counted from the top; None: all.
-            dtype: dtype of the readings. The stack is float64 if this is float64, and float32 otherwise.
+            dtype: dtype of the actions and of the readings. The stack is float64 if this is float64, and float32
+                otherwise.
             device: device of the stack.
             backend: `"auto"`, `"torch"` or `"cpp"`.
 
@@ -289,7 +290,7 @@ class NondeterministicReadingState(TensorState):
 def _last(x: Tensor, count: int, new: int, lengths: Tensor | None, missing: float) -> Tensor:
     """The last `count` entries of each sequence in x (B, steps, ...), with `missing` before the first entry.
 
-    Of the `new` last entries of x, each sequence has only the first `lengths`.
+    Of the last `new` entries of x, each sequence has only the first `lengths`.
     """
     if lengths is None:
         return x[:, x.shape[1] - count :]

@@ -53,11 +53,11 @@ def nondeterministic_readings(
 
     Returns:
         (B, T, Q, S, m)
-            `weights[b, t, :, q, s] @ values[b]` with the weights of `nondeterministic_weights`.
+            `weights[b, t, :, r, y] @ values[b]` with the weights of `nondeterministic_weights`.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or a log weight within the
-            lengths is nan or +inf.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or is out of range, or a log
+            weight within the lengths is nan or +inf.
         RuntimeError: the requested backend is not available.
 
     Examples::

@@ -1,6 +1,6 @@
 """Registration of operators with PyTorch, for autograd, torch.compile and torch.func.vmap.
 
-An operator takes tensors, the last of which (`lengths`) may be None, and then options such as the name of a backend.
+An operator takes tensors, one of which (`lengths`) may be None, and then options such as the name of a backend.
 It is defined with `torch.library.Library`, because the first call to a `torch.library.custom_op` imports the compiler,
 which takes two seconds.
 """
@@ -81,7 +81,7 @@ class Operator:
         """Register `function(input tensors, memory, grad, *options)`: the gradients of all tensors except `lengths`.
 
         `grad` is the gradient of the first result; the other results are `memory`, which only the backward pass uses.
-        If the operator saves its result, `memory` begins with the first result.
+        If the operator saves its result, `memory` begins with the first result. The last tensor must be `lengths`.
         """
 
         count = len(self._tensors)

@@ -136,7 +136,8 @@ def sample_runs(
         `num_samples` runs for each sequence.
 
     Raises:
-        TypeError, ValueError: as in `best_runs`, or `num_samples` is not a positive integer.
+        TypeError, ValueError: as in `best_runs`, or `num_samples` is not a positive integer, or `generator` is not a
+            torch.Generator.
 
     Examples::
 
@@ -206,7 +207,7 @@ class _Tracer:
         operations: list[Operation] = [Operation("pop", 0)] * self.length
         returns = []  # (k, t, u, y, r): a part P[k -> t][u, y -> r] whose operations are not known yet
         t = self.length
-        c, r, y = _unravel(choose(self.F[: t + 1, t]), Q, S)  # the run so far is F[c-1 -> t][r, y]
+        c, r, y = _unravel(choose(self.F[: t + 1, t]), Q, S)  # the run up to t is in F[c-1 -> t][r, y]
         while t > 0:
             if c == t:
                 operations[t - 1] = Operation("push", r, y)

@@ -139,7 +139,12 @@ class SuperpositionState(_State):
 
     @classmethod
     def empty(cls, batch_size: int, *, device: torch.device | str = "cpu", backend: str = "auto") -> SuperpositionState:
-        """States of `batch_size` empty stacks on `device`. `backend` is `"auto"`, `"torch"` or `"cpp"`."""
+        """States of `batch_size` empty stacks on `device`. `backend` is `"auto"`, `"torch"` or `"cpp"`.
+
+        Raises:
+            ValueError: `batch_size` is not a non-negative integer, or the backend has no states.
+            RuntimeError: the requested backend is not available.
+        """
         return _empty(cls, batch_size, Layout(1, 1), device, backend)
 
     @names_argument("actions", 1)

@@ -39,8 +39,8 @@ def stratified_weights(push: Tensor, pop: Tensor, lengths: Tensor | None = None,
             1; it sums to less if the remaining strengths of all elements sum to less than 1.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or a strength within the lengths
-            is not between 0 and 1 (not checked under torch.compile or torch.func, or on a GPU without
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or a length, or a strength within
+            the lengths, is out of range (not checked under torch.compile or torch.func, or on a GPU without
             `immediate_checks`).
 
     Examples::
@@ -113,7 +113,7 @@ class StratifiedState(TensorState):
 
     @classmethod
     def empty(cls, batch_size: int, *, device: torch.device | str = "cpu") -> StratifiedState:
-        """States of `batch_size` empty stacks on `device`."""
+        """States of `batch_size` empty stacks on `device`. ValueError if `batch_size` is not a non-negative integer."""
         checks.check_count("batch_size", batch_size, least=0)
         return cls(torch.zeros(batch_size, 0, dtype=torch.float64, device=device), 0)
 
@@ -178,7 +178,8 @@ def _strengths(push: Tensor, pop: Tensor, lengths: Tensor | None) -> tuple[Tenso
         for name, x in (("push", push), ("pop", pop)):
             if len(bad := ((x >= 0) & (x <= 1)).logical_not().nonzero()):
                 b, t = bad[0].tolist()
-                raise ValueError(f"{name}: expected strengths from 0 to 1, got {x[b, t]} in sequence {b} at step {t}")
+                message = f"{name}: expected strengths from 0 to 1, got {x[b, t]} in sequence {{}} at step {t}"
+                raise checks.SequenceError(message, b)
     return push, pop.to(push.dtype)
 
 

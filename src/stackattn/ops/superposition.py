@@ -34,8 +34,8 @@ def superposition_weights(
             top. Popping an empty stack leaves it empty.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or contains nan or infinity
-            within the lengths.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, is out of range, or contains nan
+            or infinity within the lengths.
         RuntimeError: the requested backend is not available.
 
     Examples::
@@ -86,8 +86,8 @@ def superposition_readings(
             `superposition_weights(actions, lengths, depth=depth) @ values`
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or an action within the lengths
-            is nan or infinite.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape or device, or is out of range, or an action
+            within the lengths is nan or infinite.
         RuntimeError: the requested backend is not available.
 
     Examples::

@@ -33,7 +33,7 @@ class Point:
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print the agreement of all runs, write it to `out` as `agreement.md`, and draw `agreement.png` and `.svg`.
+    """Print the agreement of all runs, write it to `out` as `agreement`, and draw `agreement.png` and `.svg`.
 
     Returns:
         An exit code: 1 if no run has a stack that can be measured.

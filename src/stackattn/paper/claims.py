@@ -155,10 +155,10 @@ def at_equal(budget: str, first: Sequence[Path], second: Sequence[Path]) -> tupl
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print all comparisons and the verdict on each claim, and write them to `out` as `claims.md`.
+    """Print all comparisons and the verdict on each claim, and write them to `out` as `claims`.
 
     Returns:
-        An exit code: 1 if there are no runs.
+        The exit code 0: without runs, all claims are open.
     """
     finished = {
         (cell.task, cell.model): [folder for folder in cell.folders if TrainingRun(folder).finished] for cell in cells

@@ -7,7 +7,7 @@ A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, withou
 - `validity/TASK/MODEL`: single stack layers without softmax attention or positions, for length generalisation
 - `long/TASK/MODEL`: models whose stacks have a window or a limited depth, and exact models
 - `documents/TASK/MODEL`: language models trained on articles, with softmax attention alone and with limited stacks
-- `sentences/TASK/MODEL`: small language models of sentences, with a control of the initial weights
+- `sentences/TASK/MODEL`: small language models of sentences, with a control for the initial weights
 - `table-2/wikitext-2/MODEL`, `table-3/small/MODEL`: smaller models on other corpora
 """
 

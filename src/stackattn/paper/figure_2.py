@@ -35,7 +35,7 @@ class Curve:
 
 
 def show(cells: Sequence[Cell], out: Path) -> int:
-    """Print the table, write it to `out` as `figure-2.md`, and draw `figure-2.png` and `.svg`.
+    """Print the table, write it to `out` as `figure-2`, and draw `figure-2.png` and `.svg`.
 
     Returns:
         An exit code: 1 if no run has been evaluated.
@@ -62,7 +62,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def show_restarts(cells: Sequence[Cell], out: Path) -> int:
-    """Print all restarts of each cell, write them to `out` as `figure-2-restarts.md`, and return an exit code."""
+    """Print all restarts of each cell, write them to `out` as `figure-2-restarts`, and return an exit code."""
     header = ["task", "model", "finished", "best", "median", "worst", "restarts (rate: difference, epochs)"]
     notes = (
         "Lowest validation differences of the restarts, in nats, with the initial learning rate and the number of "

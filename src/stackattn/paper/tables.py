@@ -46,7 +46,7 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
     from rich.table import Table
 
     if not rows:
-        print("no run has been evaluated yet", file=sys.stderr)
+        print("no run has been evaluated yet, or none can be measured", file=sys.stderr)
         return 1
     widest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     words = [max(map(len, column.split())) for column in header]
@@ -77,7 +77,7 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
 
 
 def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent p of the power law `value = c * size ** p` closest to the points; nan if a value is 0 or nan.
+    """The exponent p of the power law `value = c * size ** p` closest to the points; nan if a value is not positive.
 
     Example:
         >>> round(fitted_exponent([10, 20, 40], [3, 12, 48]), 6)

@@ -28,7 +28,7 @@ class Curves:
     best: list[dict[str, Any]]
     """Results by length of the best run by validation."""
     restarts: list[list[dict[str, Any]]]
-    """Results by length of every restart that has a model."""
+    """Results by length of every restart that has any."""
 
 
 def show(cells: Sequence[Cell], out: Path, name: str = "validity") -> int:

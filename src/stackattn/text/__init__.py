@@ -1,4 +1,4 @@
-"""Text: preparing corpora from raw files, tokenizers and batches.
+"""Text: tokenizers, batches, and the preparation of corpora from raw files.
 
 Modules:
 

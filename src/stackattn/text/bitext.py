@@ -127,7 +127,8 @@ def select(
         track: wraps the pairs to show progress.
 
     Raises:
-        ValueError: no pair passes the filters, or the files have different numbers of sentences.
+        ValueError: `sample` is less than 1, no pair passes the filters, or the files have different numbers of
+            sentences.
     """
     if sample is not None and sample < 1:
         raise ValueError(f"sample: expected at least 1 pair, got {sample}")

@@ -71,7 +71,7 @@ class BitextOptions:
     pieces: int = 32_000
     """Maximum number of pieces to learn; a small text yields fewer."""
     threshold: int = 50
-    """A language uses a piece only if it occurs at least this often in the training sentences."""
+    """A language uses a piece of several characters only if it occurs at least this often in its training sentences."""
 
 
 def prepare_bitext(
@@ -96,7 +96,9 @@ def prepare_bitext(
     Raises:
         ModuleNotFoundError: SentencePiece is not installed; nothing has been read or written.
         FileExistsError: the folder exists.
-        ValueError: two files have different numbers of sentences, or no pair passes the filters.
+        ValueError: an option or a file is invalid, two files have different numbers of sentences, no pair passes the
+            filters, or the pieces cannot be learned.
+        OSError: a file cannot be read or written.
     """
     options, folder = options or BitextOptions(), Path(folder)
     filters = Filters(options.max_characters, options.max_ratio)

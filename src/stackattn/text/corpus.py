@@ -3,9 +3,9 @@
 A corpus is a folder with one text file per split (two in bitext), the files of the tokenizer, and report.json:
 
     kind                 monolingual or bitext
-    options, sources     options of the preparation, and names of the raw files
-    read, written        counts for each split, before and after preparation
-    types                number of types
+    options, sources     options of the preparation, and names of the raw files (or `Penn Treebank`)
+    read, written        counts for each split, before (not for the Penn Treebank) and after preparation
+    types                number of types (in bitext, several numbers)
     files                lines, bytes and checksum of every other file of the folder
     fingerprint          hash of the names and checksums of all these files
 
@@ -215,7 +215,10 @@ def _check_files(path: Path, report: Mapping[str, Any]) -> None:
         isinstance(entry, dict) and {key: type(value) for key, value in entry.items()} == types
         for entry in files.values()
     ):
-        raise ValueError(f"{path}: files: expected lines, bytes and checksum of each file; prepare the corpus again")
+        raise ValueError(
+            f"{path}: files: expected lines, bytes and checksum of each file, got {files!r:.80}; "
+            "prepare the corpus again"
+        )
     if report.get("fingerprint") != (found := _fingerprint(files)):
         raise ValueError(
             f"{path}: expected the fingerprint of the listed files, {found}, found {report.get('fingerprint')!r}; "

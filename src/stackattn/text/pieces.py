@@ -98,7 +98,7 @@ class PieceTokenizer(Tokenizer):
         values = read_json_object(vocabulary)
         for side in ("source", "target"):
             if not isinstance(values.get(side), list) or not all(isinstance(x, str) for x in values[side]):
-                raise ValueError(f"{vocabulary}: {side}: expected a list of pieces")
+                raise ValueError(f"{vocabulary}: {side}: expected a list of pieces, got {values.get(side)!r:.80}")
         return cls(read_model(model, values.get(CHECKSUM)), values["source"], values["target"])
 
 

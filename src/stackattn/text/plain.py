@@ -39,7 +39,7 @@ class PlainTextOptions:
     unknown: str = "<unk>"
     """The type that replaces rare tokens."""
     pieces: str | None = None
-    """Number of SentencePiece pieces to learn, or path of a SentencePiece model; None: the tokens are words."""
+    """Maximum number of SentencePiece pieces to learn, or path of a SentencePiece model; None: the tokens are words."""
 
     def __post_init__(self) -> None:
         if self.join_articles and self.split_sentences:

@@ -12,6 +12,7 @@ SUFFIXES = ("ed", "ing", "ion", "er", "est", "ly", "ity", "y", "al")
 def unknown_class(word: str, dictionary: Container[str]) -> str:
     """Return the class of a word that is not in the dictionary, based on its capitals, digits, dashes and suffix.
 
+    The class of a word with only an initial capital also depends on whether its lower-case form is in the dictionary.
     Only ASCII letters and digits are considered.
 
     Example::

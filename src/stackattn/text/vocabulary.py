@@ -120,9 +120,10 @@ class Vocabulary(Tokenizer):
         values = read_json_object(path)
         types, unknown, has_pieces = (values.get(key) for key in ("types", "unknown", "pieces"))
         if not isinstance(types, list) or not all(isinstance(x, str) for x in types):
-            raise ValueError(f"{path}: types: expected a list of types")
+            raise ValueError(f"{path}: types: expected a list of types, got {types!r:.80}")
         if not isinstance(unknown, str | None) or not isinstance(has_pieces, bool):
-            raise ValueError(f"{path}: expected the keys unknown (text or null) and pieces (true or false)")
+            expected = "expected the keys unknown (text or null) and pieces (true or false)"
+            raise ValueError(f"{path}: {expected}, got {unknown!r:.80} and {has_pieces!r:.80}")
         model = read_model(path.parent / PIECES, values.get(CHECKSUM)) if has_pieces else None
         try:
             return cls(tuple(types), unknown, model)

@@ -1,9 +1,9 @@
 """Training: one loop for all tasks, and runs that can be resumed after an interruption.
 
 cfl          context-free languages
-lm           language modelling of sentences
+lm           language modelling of sentences or documents
 mt           translation
-sentences    options and tasks that lm and mt share
+sentences    options and code that lm and mt share
 translator   a trained translation model with its tokenizer
 options      the `training` section of configurations
 experiment   trains a configuration in a run folder

@@ -200,8 +200,8 @@ def evaluate_by_length(
         step: test one length out of every `step`.
 
     Returns:
-        `seed`, `per_length` and `lengths`: for each length, a dictionary of the metrics below, with `cross_entropy` and
-        `lower_bound` in nats per symbol.
+        `seed`, `per_length` and `lengths`: a list with a dictionary for each length, which contains `length` and the
+        metrics below, with `cross_entropy` and `lower_bound` in nats per symbol.
 
     `difference` follows the published convention: the lower bound of each length assumes that the length is known, but
     the model has to predict it, so a perfect model of the training distribution does not reach 0.

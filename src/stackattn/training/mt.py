@@ -1,4 +1,4 @@
-"""Translation as a training task: sentence pairs batched by tokens, scored by the perplexity of the target."""
+"""Translation as a training task: sentence pairs batched by tokens, scored by the cross-entropy of the target."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class Pairs:
         return token_batches(lengths, costs, budget, generator)
 
     def loss(self, model: nn.Module, batch: Sequence[int], label_smoothing: float = 0.0) -> Tensor:
-        """Return the negative log-likelihood of the targets in nats, including EOS, summed over the batch."""
+        """Return the negative log-likelihood of the targets in nats, including EOS, summed over the batch.
+
+        With `label_smoothing`, return the label-smoothed cross-entropy instead.
+        """
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         targets = [self.target[i].tolist() for i in batch]
         source, source_lengths = pad([[*self.source[i].tolist(), eos] for i in batch], self.tokenizer.pad)

@@ -24,7 +24,7 @@ NOT_ARCHITECTURE = (
 
 
 def find_origin(run: TrainingRun, folder: Path | None) -> dict[str, str] | None:
-    """Return the origin of a run, the content of origin.json; None if it starts from random weights.
+    """Return the origin of a run, the content of origin.json; None if the run starts from random weights.
 
     Args:
         run: the run, new or to be resumed.

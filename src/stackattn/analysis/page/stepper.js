@@ -1,5 +1,5 @@
-// The stepper shows one string of one run, symbol by symbol. Step 0 is BOS, which the stack of an LSTM does not read,
-// except in the encoder of a translation model, whose input has no BOS. Column 0 of the weights is the bottom.
+// The stepper shows one string of one run, symbol by symbol. Step 0 is BOS, except in the encoder of a translation
+// model, whose input has no BOS. An LSTM does not read BOS. Column 0 of the weights is the bottom.
 
 class Stepper {
   constructor(runs, sentences) {

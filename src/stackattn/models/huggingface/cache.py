@@ -70,7 +70,7 @@ class StackCacheLayer(CacheLayerMixin):
         raise TypeError(_NO_KEYS)
 
     def offload(self) -> None:
-        """Do nothing: the state is small and stays on its device."""
+        """Do nothing: the state stays on its device."""
 
     def prefetch(self) -> None:
         """Do nothing; see `offload`."""

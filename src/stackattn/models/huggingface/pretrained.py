@@ -55,7 +55,7 @@ Without the import, `AutoModelForCausalLM.from_pretrained("path of this folder",
 
 
 class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
-    """Mixin of all models: initialises stacks, and saves what `trust_remote_code=True` and readers need."""
+    """Mixin of all models: initialises stacks, and saves a module for `trust_remote_code=True` and a model card."""
 
     _is_stateful = True  # a stack cannot remove tokens, as assisted decoding requires
     auto_classes: ClassVar[dict[str, str]]

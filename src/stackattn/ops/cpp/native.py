@@ -122,7 +122,7 @@ def retract(
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x` or a copy with contiguous rows that begin on 64-byte boundaries, which hooks may not preserve."""
+    """`x`, or a copy with contiguous rows that begin on 64-byte boundaries; hooks may return another layout."""
     x = x.resolve_neg()
     if x.stride(1) == 1 and x.data_ptr() % 64 == 0 and x.stride(0) % 8 == 0:
         return x

@@ -1,6 +1,7 @@
 """Calls to the C++ kernel for softmax attention, dropout, cross-entropy and LSTMs.
 
-All tensors are on the CPU and float32; logits may also be float64.
+All tensors are on the CPU. Inputs and results are float32, except that logits, their losses and their gradients may be
+float64, charts are float64, and targets and lengths are int64.
 """
 
 from __future__ import annotations

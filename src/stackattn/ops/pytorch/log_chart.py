@@ -1,6 +1,6 @@
 """The chart of the nondeterministic stack in log space, over any semiring whose product is addition of logs.
 
-With `log_sum` its entries are sums over runs, for sampling; with `torch.amax` they are best runs, for Viterbi decoding.
+With `log_sum` its entries are sums over runs, for sampling; with `torch.amax` they are maxima, for Viterbi decoding.
 """
 
 from collections.abc import Callable

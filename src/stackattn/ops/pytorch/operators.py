@@ -89,7 +89,7 @@ def nondeterministic_backward(
 def _normalise(chart: Chart) -> tuple[Tensor, Number, Tensor]:
     """Attention weights (n, Q, S, B, n + 1), the mass of all runs of each row, and which rows have any run.
 
-    The mass of a row without runs is set to 1 to allow division.
+    The mass of a row without runs is replaced with a positive number to allow division.
     """
     F, mass = chart.F[1:, ..., 1:], _mass(chart)[:, None, None, :, None]
     if not isinstance(mass, Extended):

@@ -27,7 +27,10 @@ def interpreted() -> bool:
 
 @functools.cache
 def status() -> str:
-    """`"available"`, or why the backend is not available and what to do. Without a GPU, Triton is not imported."""
+    """`"available"`, or why the backend is not available and what to do.
+
+    Triton is imported only if there is a GPU or if its interpreter is requested.
+    """
     if not torch.cuda.is_available() and not interpreted():
         return "PyTorch finds no GPU. On the CPU, use 'cpp'."
     if importlib.util.find_spec("triton") is None:

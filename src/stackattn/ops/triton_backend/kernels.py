@@ -155,7 +155,7 @@ def walk_back_F(
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     SUPERPOSITION: tl.constexpr,
 ):  # fmt: skip
-    """Row t of the gradient of F, from the rows after it and the gradient of the result."""
+    """Row t of the gradient of F, from the rows after it and `given`, the contribution of the attention weights."""
     y, b, m, e = _place(Q, S)
     n, t = tl.cast(n, tl.int64), tl.cast(t, tl.int64)
     C = (n + 1) * Q

@@ -1,8 +1,8 @@
 """The operators and their backward passes in Triton, with the interface of pytorch/operators.py.
 
 Everything except the charts is shared with the `torch` backend, including the criterion for the range of float64. A
-batch whose charts need more memory than STACKATTN_CHART_MEMORY (in MB) is computed in parts, and its charts are not
-kept for the backward pass.
+batch whose charts need more memory than STACKATTN_CHART_MEMORY (in MB; default: 2048) is computed in parts, and its
+charts are not kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _parts(x: Tensor, Q: int, S: int) -> list[slice]:
 
 
 def slices(B: int, size: int) -> list[slice]:
-    """Parts of a batch, of `size` sequences each."""
+    """Parts of a batch, of up to `size` sequences each."""
     return [slice(b, b + size) for b in range(0, B, size)] if 0 < size < B else [slice(None)]
 
 

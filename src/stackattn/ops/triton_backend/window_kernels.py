@@ -82,6 +82,7 @@ def fill_row(
 ):  # fmt: skip
     """Row x in units of the mass of row x - 1, from earlier rows, each also in units of the mass of the row before it.
 
+    Rows of the history are in units of their own mass instead; the first `scales_in` takes this into account.
     `scales_in` (B, window - 1) converts the rows x - 2, x - 3, ... to the units of row x - 1, and `scales` the rows
     x - 1, x - 2, ... to those of row x; one more division, by the mass of row x - 1, is done here.
     """
@@ -266,7 +267,7 @@ def collect_diagonals(
     band, d_band, d_push, d_replace, n, B, window,
     Q: tl.constexpr, S: tl.constexpr, E: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of push and replace weights of one step and sequence, from those of all spans."""
+    """The gradients of the push and replace weights of one step and sequence, from those of all spans."""
     j, b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     n, B, window = tl.cast(n, tl.int64), tl.cast(B, tl.int64), tl.cast(window, tl.int64)
     QS: tl.constexpr = Q * S

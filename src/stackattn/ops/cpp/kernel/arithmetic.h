@@ -89,7 +89,7 @@ struct Linear {
   static double div(double a, double b) { return a / b; }
   static double to_double(double v) { return v; }
   static double from_double(double v) { return v; }
-  // e^x for x <= 0, with an error of about one unit in the last place; 0 below -708, where float64 underflows.
+  // e^x for x <= 0, with an error of about one unit in the last place; 0 for x <= -708, near underflow.
   static Vec exp(Vec x) {
     const Vec floor = splat(-708.0);
     const IVec seen = x > floor;
@@ -177,8 +177,8 @@ struct Linear {
   // Rows of a block of a large matrix. With 16 registers, 4 rows of several vectors need fewer loads than 8 of one.
   static constexpr int kTall = kLanes == 8 ? 8 : 4;
 
-  // The number of vectors per row for which all accumulators and one row of B fit into the registers. Without AVX, a
-  // product overwrites one of its factors and needs one more register.
+  // The number of vectors per row for which all accumulators and one row of B, or one column of A, fit into the
+  // registers. Without AVX, a product overwrites one of its factors and needs one more register.
   static constexpr int wide(int m) {
     if (kLanes == 8) return m == 8 ? 3 : m == 5 ? 4 : 6;
     const int fewer = kLanes == 2;

@@ -100,8 +100,8 @@ struct Rows {
   }
 };
 
-// Calls body(row, target) for every row, with target -1 for rows to ignore. Returns the first row whose target is
-// neither a class nor `ignored`, or -1. Each target is read once, because another Python thread may change it.
+// Calls body(row, target) for each row whose target is a class, and body(row, -1) for rows to ignore. Returns the first
+// row with another target, or -1. Each target is read once, because another Python thread may change it.
 template <class Body>
 int64_t for_each_row(const CrossEntropyShape& shape, Body body) {
   int64_t bad = shape.rows;

@@ -44,7 +44,7 @@ void for_each_part(const LSTMShape& p, Body body) {
 
 // `make_stack` creates the stacks of one part of the batch. Their `start` writes the reading before the first action;
 // `step` takes the action with the given logits, pushes the given value, and writes the reading; it may overwrite the
-// logits. Returns false, with incomplete results, if a step returns false.
+// logits. If a step returns false, `lstm_forward` returns false, with incomplete results.
 template <class MakeStack>
 bool lstm_forward(const LSTMShape& p, const LSTMInputs& in, const LSTMArrays& out, MakeStack make_stack) {
   const long B = p.batch, h = p.hidden, m = p.reading, K = m + h, g4 = 4 * h, A = p.actions + p.value;

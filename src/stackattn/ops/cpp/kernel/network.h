@@ -57,7 +57,8 @@ struct LSTMShape {
 };
 
 // What the forward pass writes and the backward pass reads: (T+1,B,reading+hidden), (T,B,4 hidden), (T+1,B,hidden),
-// (T,B,actions+value). The caller sets x and cells to zero at step 0.
+// (T,B,actions+value). Before the forward pass, the caller sets x and cells to zero at step 0, and the padding of the
+// readings in x at all steps.
 struct LSTMArrays {
   float *x, *gates, *cells, *actions;
 };
@@ -69,7 +70,7 @@ struct LSTMInputs {
 };
 
 // `weight` and `map` are transposed. The gradients of gates and actions are with respect to their values before the
-// activation functions.
+// activation functions. The caller sets `actions` to zero, since step 0 and the padding are not written.
 struct LSTMGradients {
   const float *weight, *map, *hidden;  // hidden: (T,B,hidden)
   float *gates, *actions;              // results, like those of LSTMArrays

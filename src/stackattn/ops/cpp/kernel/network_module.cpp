@@ -1,5 +1,6 @@
-// The Python functions for attention, dropout, cross-entropy and LSTMs. Arrays are contiguous float32 arrays on the
-// CPU, those of cross-entropy float32 or float64, and charts float64; outputs are written in place.
+// The Python functions for attention, dropout, cross-entropy and LSTMs. Arrays are on the CPU and contiguous. They are
+// float32, except that those of cross-entropy may be float64, charts are float64, and lengths and targets are int64.
+// Outputs are written in place.
 #include "network_module.h"
 
 #include "arrays.h"
@@ -98,7 +99,8 @@ struct LSTMCall {
     T = action[0], B = action[1], h = cell[2], m = row[2] - h, A = action[2];
     const int64_t choices = A - value;
     if (h < 1 || h % 8 || m < 1 || m % 8 || choices < 1 || choices % 8 || value < 1 || value % 8)
-      bad_value("actions", "sizes that are multiples of 8", text(action));
+      bad_value("sizes of reading, hidden state, actions and value", "positive multiples of 8",
+                text({m, h, choices, value}));
     if (value_size < 1 || value_size > value)
       bad_value("value_size", "1 to " + std::to_string(value), std::to_string(value_size));
     shape = {B, T, h, m, choices, value, value_size, threads};

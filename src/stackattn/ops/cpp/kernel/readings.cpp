@@ -122,8 +122,8 @@ struct Sequence {
   }
 };
 
-// Sufficient for shorter sequences too: those of at most 128 steps may have smaller blocks and larger charts, see
-// `Chart::block_size`. Rounded up to whole cache lines.
+// The size also suffices for shorter sequences: those of at most 128 steps may have smaller blocks and larger charts
+// (see `Chart::block_size`). It is rounded up to whole cache lines.
 int64_t kept_size(int64_t states, int64_t symbols, int64_t steps, int64_t m) {
   const auto size = [=](int64_t n) {
     return Chart<Linear>::forward_size(int(n), int(states), int(symbols), ReadingChart<Linear>::width(int(m)));
