@@ -21,7 +21,7 @@ test: $(VENV)/installed-dev
 test-fast: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"
 
-# `.ci/run`, and the checks that take longer; takes hours. Needs SLURM (apt install slurm-wlm munge).
+# Runs `.ci/run` and the longer checks, which take hours. Needs SLURM (apt install slurm-wlm munge).
 ci-full: $(VENV)/installed-dev
 	.ci/run
 	$(PYTEST) -m full
@@ -30,16 +30,16 @@ ci-full: $(VENV)/installed-dev
 	$(MAKE) drills
 	$(BIN)/python tests/slurm/run.py
 
-# The documentation site; executes the tutorial. Needs Python 3.11 or later.
+# Builds the documentation site, and executes the tutorial for it. Needs Python 3.11 or later.
 docs: $(VENV)/installed-dev $(VENV)/installed-docs-requirements
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/site-cache . build/site
 	@echo "the site is build/site/index.html"
 
-# The Triton kernels without a GPU; ARGS: --full for all tests, and versions of Triton.
+# Tests the Triton kernels without a GPU. ARGS: --full to run all tests, then versions of Triton.
 triton: $(VENV)/installed-dev
 	tests/triton_backend/run.sh $(ARGS)
 
-# The operator tests with a kernel that checks every memory access; ARGS are passed to pytest.
+# Runs the operator tests with a kernel that checks every memory access; ARGS are passed to pytest.
 sanitize: $(VENV)/installed-dev
 	tests/sanitizers.sh $(ARGS)
 
@@ -61,7 +61,7 @@ format: $(VENV)/installed-dev
 	$(BIN)/clang-format -i $(KERNEL)
 	$(call page,format)
 
-# The JavaScript of the HTML report and the playground, checked with Biome. Only developers need npm.
+# Runs Biome on the JavaScript of the HTML report and the playground. Only developers need npm.
 page = @if command -v npm >/dev/null; then \
 	  npm install --silent --no-audit --no-fund --no-package-lock && npm run --silent $(1); \
 	else echo "npm is not installed: the JavaScript of the report and the playground is skipped"; fi

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=REPEATS,
         help="repetitions of a cell in each round; fast models need more of them (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=2, help="rounds, each over all cells (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds over all cells (default: %(default)s)")
     parser.add_argument(
         "--output",
         default="commits",

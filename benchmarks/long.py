@@ -25,7 +25,7 @@ def stack_layer(shape: Shape, notation: str) -> Step:
 
 
 def by_weights(shape: Shape, notation: str) -> Step:
-    """The layer of `stack_layer`, computed from all attention weights by `return_weights=True`."""
+    """The layer of `stack_layer`, computed from all attention weights (`return_weights=True`)."""
     layer = _stack_layer(notation)
     return _training(layer, shape, lambda x: layer(x, return_weights=True)[0])
 

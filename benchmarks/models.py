@@ -22,7 +22,7 @@ def _loss(logits: Tensor, text: Tensor) -> Tensor:
 
 
 def training(shape: Shape, architecture: str, **changes: Any) -> Step:
-    """A training step on strings of T symbols, so T + 1 tokens with BOS in front: loss, gradients, clipping, Adam."""
+    """A training step on strings of T symbols (T + 1 tokens with BOS): loss, gradients, clipping, Adam."""
     config = replace(paper_config(TASK, architecture, published=True), **changes)
     model = build_model(config).train()
     text = torch.randint(config.output_size, (shape.B, shape.T + 1))

@@ -83,7 +83,7 @@ def with_epochs(rows: list[dict], finished: dict[tuple[str, str], list[int]]) ->
 
 
 def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
-    """Seconds per epoch and peak memory of a cell; run it in a new process, so that the memory is that of the cell."""
+    """Seconds per epoch and peak memory of a cell; must be called in a new process, whose memory is measured."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as in every training run
     task, architecture = cell
@@ -101,7 +101,7 @@ def measure(cell: tuple[str, str]) -> dict[str, float | str | int | None]:
             1000 / (10 * len(batches)),
         )  # 1,000 training batches, 1,000 validation strings
     elif kind(task) == "ptb":
-        batches = [(text(320 // SENTENCE, SENTENCE),)]  # restarts draw sizes from 128 to 512 tokens, 320 on average
+        batches = [(text(320 // SENTENCE, SENTENCE),)]  # restarts draw batches of 128 to 512 tokens, 320 on average
         # two evaluations per epoch, on 1,346 sentences
         steps, checks = SENTENCES / (320 // SENTENCE), 2 * 1346 / (320 // SENTENCE)
     else:
@@ -147,7 +147,7 @@ def _seconds(function) -> float:
 
 
 def makespan(seconds: Sequence[float], cores: int) -> float:
-    """Time at which the last run ends if each core takes the next run as soon as it is free."""
+    """Time at which the last run ends if each core takes the next run as soon as the core is free."""
     free = [0.0] * cores
     for duration in seconds:
         heapq.heappush(free, heapq.heappop(free) + duration)

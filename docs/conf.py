@@ -67,7 +67,7 @@ def prepare_docstring(app, what, name, obj, options, lines):
 
 
 def check_files(app, exception):
-    """Fail if a page shows or links to a file that the site lacks; Sphinx does not check those in HTML blocks."""
+    """Fail if a page shows or links to a file that the site lacks; Sphinx does not check links in HTML blocks."""
     if exception is not None:
         return
     missing = set()

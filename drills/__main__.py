@@ -1,4 +1,4 @@
-"""`python -m drills`: run the drills, each in its own process, and report one line with counts for each."""
+"""`python -m drills`: run the drills, each in its own process, and print one line with counts for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = (  # the slowest first, because drills run in parallel with --short
 SECONDS = {True: 60.0, False: 3600.0}
 """Default time limit of a drill, for --short and otherwise."""
 PARALLEL = {True: 2, False: 1}
-"""Number of drills that run at the same time; the short ones wait for other processes most of the time."""
+"""Number of drills that run at the same time; short drills mostly wait for other processes."""
 GRACE = 240.0
 """Seconds by which a drill may exceed its time limit, in its last case or its preparation, before it counts as hung."""
 
@@ -44,7 +44,7 @@ def _count(name: str, short: bool) -> int:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m drills", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="DRILL", help=f"drills to run: {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--short", action="store_true", help="run only the cases of CI, in under two minutes")
+    parser.add_argument("--short", action="store_true", help="run only as many cases as CI does (about two minutes)")
     parser.add_argument("--count", type=int, help="number of cases (default: from the drill)")
     parser.add_argument("--seconds", type=float, help="time limit of each drill (default: 3600, or 60 with --short)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cases (default: %(default)s)")

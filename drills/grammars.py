@@ -1,4 +1,4 @@
-"""Random grammars and damaged texts: refused with an error that names the source or the cause, or consistent.
+"""Random grammars and damaged texts: refused with an error that names the source or the cause, or accepted.
 
 Accepted grammars are checked: the probabilities of all strings of a short length sum to the probability of the length,
 samples are in the language, and the text of the grammar parses to the same rules.
@@ -53,7 +53,7 @@ def random_grammar(rng: random.Random) -> str:
 
 
 def linked_grammar(rng: random.Random) -> str:
-    """Many symbols linked by empty and unary rules."""
+    """Many symbols that are linked in cycles and have empty rules."""
     count = rng.randint(10, 30)
     links = [rng.randint(1, count - 1) for _ in range(rng.randint(1, 3))]
     lines = []
@@ -64,7 +64,7 @@ def linked_grammar(rng: random.Random) -> str:
 
 
 def damage(text: str, pieces: tuple[str, ...], rng: random.Random) -> str:
-    """A few random deletions, insertions, duplications and swaps."""
+    """Apply a few random deletions, insertions, replacements, repetitions and reversals."""
     for _ in range(rng.randint(1, 4)):
         i, j = sorted(rng.randrange(len(text) + 1) for _ in range(2))
         j = min(j, i + 20)

@@ -49,7 +49,7 @@ def prepare(folder: Path) -> Iterator[Case]:
         details = {"delay": delay, "signal": number.name}
         process = subprocess.Popen(
             command(config, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in background jobs
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore SIGINT
         )  # fmt: skip
         try:
             process.wait(timeout=delay)

@@ -36,7 +36,7 @@ from .operators import (
 )
 
 STACKS = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Tolerances of readings: products with values, and windowed stacks, are not computed in float64 alone."""
+"""Tolerances of readings: products with values, and windowed stacks, are not computed entirely in float64."""
 NETWORK = 3e-4
 """Tolerance of attention, dropout and LSTMs, which are computed in float32."""
 

@@ -32,7 +32,7 @@ Weights = Callable[..., Tensor]
 
 
 def draw(rng: random.Random, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Logits of one scale; sometimes many are tied, forbidden (-inf) or far apart."""
+    """Logits of one scale; sometimes many are tied or forbidden (-inf), or all are far from 0."""
     x = torch.randn(*shape, generator=generator, dtype=torch.float64) * rng.choice(SCALES)
     if rng.random() < 0.3:
         x = x.round()
@@ -67,7 +67,7 @@ def with_strides(x: Tensor, rng: random.Random) -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 numbers of `dtype`. Where gradients nearly cancel, rounding one operand alone would change the result."""
+    """Round to `dtype`, in float64. Where gradients nearly cancel, rounding only one operand would change them."""
     return x.to(dtype).double()
 
 
@@ -120,7 +120,7 @@ def by_state(empty: Callable[[], stackattn.NondeterministicState | stackattn.Sup
 
 
 def refuse(weights: Weights, inputs: Sequence[Tensor], lengths: Tensor | None, rng: random.Random) -> str:
-    """Put one invalid number within the lengths, which must be refused."""
+    """Put one invalid number within the lengths; the operator must refuse it."""
     which = rng.randrange(len(inputs))
     broken = [x.clone() for x in inputs]
     b = rng.randrange(len(broken[0]))

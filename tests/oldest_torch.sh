@@ -3,7 +3,7 @@
 #
 #   tests/oldest_torch.sh [TEST...]
 #
-# PyPI has torch 2.6 only with CUDA. Its libraries cannot be loaded without gigabytes of CUDA packages, but call none of
+# PyPI has torch 2.6 only with CUDA. Its libraries cannot be loaded without gigabytes of CUDA packages, but use none of
 # them if there is no GPU, so all but the two smallest packages are replaced by libraries whose functions abort. The
 # script downloads about 830 MB. Without arguments, the tests of the extra `hf` run in a second pytest process, because
 # transformers requires a newer safetensors.

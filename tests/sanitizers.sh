@@ -8,7 +8,8 @@
 # The build goes to build/sanitize and shadows the installed kernel for the tests; the installation is not changed.
 # Before the tests, two deliberate errors must be reported: a read beyond the end of an array, and a signed overflow. If
 # one is not reported, the sanitizers are not active, and the script fails. Leaks are not checked, because Python leaks.
-# STACKATTN_KERNEL=portable, avx2 or avx512 selects the instruction set, as usual. Needs GCC or Clang with libasan.
+# STACKATTN_KERNEL=portable, avx2 or avx512 selects the instruction set, as usual. Needs GCC or Clang with libasan and
+# libubsan.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}

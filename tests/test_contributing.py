@@ -1,4 +1,4 @@
-"""The source tree in CONTRIBUTING.md lists every module, and nothing that does not exist."""
+"""The source tree in CONTRIBUTING.md describes every module, and nothing that does not exist."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def tree_paths() -> set[str]:
         found.add("".join([*folders, name]))
         if name.endswith("/"):
             folders.append(name)
-        assert depth == 0 or len(line.split()) > 1, f"no description: {line}"
+        assert depth == 0 or len(line.split()) > 1, f"expected a description after the path, found none: {line}"
     return found
 
 

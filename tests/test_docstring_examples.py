@@ -1,4 +1,4 @@
-"""Every `>>>` example in the docstrings of the package runs and prints the output that it shows."""
+"""Every `>>>` example in the package's docstrings prints the output shown, and the main public names have examples."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Packages import only what precedes them in the source tree, and PyTorch is imported only where it is needed."""
+"""Packages import only what precedes them in the source tree; languages and `--help` do not import PyTorch."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs: Python blocks and commands run (not `make`, `pip`, `git`); links are valid."""
+"""README.md, CONTRIBUTING.md, docs: Python blocks and `stackattn` and `python` commands run; relative links resolve."""
 
 import itertools
 import json

@@ -31,10 +31,10 @@ class ConfigError(ValueError):
 
 
 class FieldError(ValueError):
-    """A dataclass field with an invalid value.
+    """A dataclass field or an argument with an invalid value.
 
     Args:
-        key: name of the field.
+        key: name of the field or argument.
         message: what was expected and what was found.
 
     Example:
@@ -52,7 +52,7 @@ class FieldError(ValueError):
 
 
 def require(valid: bool, key: str, expected: str, found: object) -> None:
-    """Raise FieldError for field `key` unless `valid`; used in `__post_init__` of configuration dataclasses."""
+    """Raise FieldError for the field or argument `key` unless `valid`."""
     if not valid:
         raise FieldError(key, f"expected {expected}, got {_shown(found)}")
 
@@ -68,7 +68,7 @@ def in_section(section: str, make: Callable[..., T], *arguments: Any) -> T:
 
 
 def kinds(**classes: type) -> dict[str, Any]:
-    """Return the metadata of a dataclass field for a section whose key `kind` selects its class; default: the first.
+    """Return dataclass field metadata for a section whose key `kind` selects its class (default: the first class).
 
     Example:
         >>> from stackattn.training.cfl import CFLConfig
@@ -269,7 +269,7 @@ class _Builder:
         return f"did you mean {keys[near[0]]!r}?" if near else f"expected one of {', '.join(fields)}"
 
     def fail(self, key: str, message: str) -> typing.NoReturn:
-        # the key, or else one inside its value, or else the closest key around it
+        # use the place of the key, or else that of a key inside its value, or else that of the closest key around it
         if key not in self.places:
             key = next((place for place in self.places if place.startswith(f"{key}.")), key)
         while key not in self.places and "." in key:

@@ -124,7 +124,7 @@ def json_text(values: Mapping[str, Any]) -> str:
 
 
 def with_crc(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with an additional key `crc32`, by which `check_crc` detects accidental changes."""
+    """Return a JSON object with an additional key `crc32`, which `check_crc` uses to detect accidental changes."""
     plain = {key: value for key, value in values.items() if key != CRC}
     return {**plain, CRC: _crc(plain)}
 
@@ -181,7 +181,7 @@ def tensors_writer(tensors: Mapping[str, Any], metadata: dict[str, str] | None =
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a text file and flush it to disk; its folder must exist."""
+    """Append a line to a text file, whose folder must exist, and flush the file to disk."""
     with _named(path), open(path, "a", encoding="utf-8", newline="\n") as file:
         file.write(f"{line}\n")
         file.flush()
@@ -194,7 +194,7 @@ def checksum(path: Path) -> str:
 
 
 def check_new(folder: Path) -> None:
-    """Raise FileExistsError if the folder exists; call it before a long computation."""
+    """Raise FileExistsError if the folder exists; call this function before a long computation."""
     if folder.exists():
         raise FileExistsError(f"{folder}: already exists; choose another folder or remove it")
 
@@ -293,7 +293,7 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Whether `acquire` has opened the lock file, which it also does on file systems without locks."""
+        """Whether `acquire` has opened the lock file; also True on file systems without locks."""
         return self._handle is not None
 
     @property
@@ -329,7 +329,7 @@ def _warn_once(folder: Path, device: int, reason: str) -> None:
 
 @contextmanager
 def locked(folder: Path, lock: Path, temporary: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder in the body of the `with` statement; the arguments are those of `FolderLock`."""
+    """Hold the lock of a folder in the body of the `with` statement; `lock` is the lock file (see `FolderLock`)."""
     held = FolderLock(lock, folder, temporary)
     held.acquire()
     try:

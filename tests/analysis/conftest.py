@@ -87,7 +87,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(browser):
-    """Return a function that returns a page with the given options, creating it only once: each starts a process."""
+    """Return a function that returns a page with the given options, and creates it once: a page starts a process."""
     found = {}
 
     def page(**options):

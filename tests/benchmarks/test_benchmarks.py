@@ -1,4 +1,4 @@
-"""The benchmark harness on tiny shapes; speeds are not checked."""
+"""The benchmark harness on tiny shapes: contenders, reports, targets, the table of a GPU, and profiles."""
 
 import json
 import sys
@@ -114,7 +114,7 @@ def test_without_a_gpu(capsys):
 
 
 def test_table_of_a_gpu(monkeypatch, capsys):
-    """The GPU is simulated and sequences have two steps. Triton is not available, so its rows contain the error."""
+    """The GPU is simulated, and sequences have two steps. Triton is not available, so its rows contain the error."""
     monkeypatch.setattr(gpu, "table", partial(gpu.table, lengths=(2,), B=1, seconds=0.05))
     with gpu_with_values():
         assert command.main(["--device", "cuda"]) == 0

@@ -58,7 +58,7 @@ def test_errors(arguments, message, capsys):
 
 
 def test_train_by_name_and_preset(tmp_path):
-    """The run folder stores the options of the preset, not the preset."""
+    """The run folder stores the options of the preset, not its name."""
     small = ["language.lengths=[5,9]", "language.train_batches=2", "language.validation_batches=1", "model.d_model=8"]
     for preset in ("published", "paper"):
         out = tmp_path / preset

@@ -101,7 +101,7 @@ def test_interrupts(arguments, message, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("lines", "unbuffered"), [(1, ""), (100_000, ""), (1, "1")])
 def test_a_closed_pipe_ends_a_command_silently(lines, unbuffered, monkeypatch):
-    """As with `stackattn ... | head`, even if the output fits into the buffer and is written at the end."""
+    """As in `stackattn ... | head`, the reader closes the pipe, even before buffered output is written at the end."""
     program = f"""
 import argparse, sys
 from stackattn.cli.errors import run_command

@@ -204,7 +204,7 @@ def test_grammar_files_and_their_errors(run, tmp_path):
     assert run("sample", str(path), "--length", "3", "-n", "1")[1] == "a a b\n"
     code, _, err = run("sample", str(path), "--length", "3", "--strict")
     assert code == 2
-    assert "line 1: the weights of 'S' sum to 1.1" in err
+    assert "line 1: expected the weights of 'S' to sum to 1 (strict), got 1.1" in err
     assert "a grammar file has no parameters" in run("sample", str(path), "--set", "k=3")[2]
     path.write_text("S -> 'a' T\n")
     code, _, err = run("show", str(path))

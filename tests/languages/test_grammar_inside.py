@@ -69,7 +69,7 @@ def test_estimated_entropy_has_no_error_without_ambiguity():
 
 
 def test_derivational_entropy_counts_empty_and_unary_steps():
-    # The only string is a. Derivations differ in the number of loops of S and of E: two geometric distributions.
+    # The only string is 'a'. Derivations differ in the number of loops of S and of E: two geometric distributions.
     grammar = PCFG.from_text("S -> S [0.25] | 'a' E [0.75]\nE -> E [0.5] | [0.5]")
 
     def geometric(p):

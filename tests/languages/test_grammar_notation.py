@@ -45,11 +45,11 @@ def test_text_round_trip():
 
 def test_strict_refuses_weights_that_are_not_normalised():
     PCFG.from_text("S -> 'a' [0.1] | 'b' [0.2] | 'c' [0.7]", strict=True)
-    with pytest.raises(GrammarError, match=r"line 2: the weights of 'T' sum to 0.9, not to 1"):
+    with pytest.raises(GrammarError, match=r"line 2: expected the weights of 'T' to sum to 1 \(strict\), got 0.9"):
         PCFG.from_text("S -> T [1]\nT -> 'a' [0.4] | 'b' [0.5]", strict=True)
-    with pytest.raises(GrammarError, match=r"line 1: a rule for 'S' has no weight"):
+    with pytest.raises(GrammarError, match=r"line 1: expected a weight for every rule .*, got none in a rule for 'S'"):
         PCFG.from_text("S -> 'a'", strict=True)
-    with pytest.raises(GrammarError, match=r"rule 0: the weights of 'S' sum to 2"):
+    with pytest.raises(GrammarError, match=r"rule 0: expected the weights of 'S' to sum to 1 .*, got 2"):
         PCFG([("S", ["a"], 2)], terminals="a", strict=True)
 
 
@@ -75,9 +75,9 @@ def test_strict_refuses_weights_that_are_not_normalised():
         ("S -> 'a' -> 'b'", "line 1: expected a symbol, '|' or a weight in a rule for 'S', got '->'"),
         ("S -> ''", "line 1: expected a terminal without spaces in a rule for 'S', got ''; "),
         ("S -> 'a b'", "line 1: expected a terminal without spaces in a rule for 'S', got 'a b'; "),
-        ("S -> 'a' [0]\nT -> 'b'", "line 1: all rules for 'S' have weight 0"),
-        ("S -> 'S'", "line 1: 'S' is used both as a terminal and as a nonterminal"),
-        ("%start X\nS -> 'a'", "line 1: start symbol 'X' has no rule"),
+        ("S -> 'a' [0]\nT -> 'b'", "line 1: expected a positive weight in a rule for 'S', got only weights of 0"),
+        ("S -> 'S'", "line 1: expected a terminal or a nonterminal, got 'S', which is used as both"),
+        ("%start X\nS -> 'a'", "line 1: expected a start symbol that has a rule, got 'X'"),
         ("%begin S\nS -> 'a'", "line 1: expected '%start SYMBOL'"),
         ("S -> 'a' \\\n | X", "line 1: nonterminal 'X' has no rule"),
     ],
@@ -100,8 +100,13 @@ def test_errors_in_a_file_name_the_file(tmp_path):
     ("rules", "options", "error", "message"),
     [
         ([], {"terminals": "a"}, GrammarError, "at least one rule"),
-        ([("S", ["a", "X"], 1)], {"terminals": "a"}, GrammarError, "rule 0: 'X' is not among the terminals"),
-        ([("S", ["a"], 1), ("a", [], 1)], {"terminals": "a"}, GrammarError, "rule 1: 'a' is a terminal"),
+        ([("S", ["a", "X"], 1)], {"terminals": "a"}, GrammarError, "rule 0: expected a terminal .*, got 'X'"),
+        (
+            [("S", ["a"], 1), ("a", [], 1)],
+            {"terminals": "a"},
+            GrammarError,
+            "rule 1: expected a nonterminal .* terminal 'a'",
+        ),
         ([("S", ["a"], math.inf)], {"terminals": "a"}, GrammarError, "rule 0: .*: expected a finite number, got inf"),
         ([("S", ["a"], None)], {"terminals": "a"}, GrammarError, "rule 0: .*: expected a number, got None"),
         ([("S", "a", 1)], {"terminals": "a"}, TypeError, "rule 0: expected a symbol and a sequence"),
@@ -117,7 +122,7 @@ def test_errors_in_a_file_name_the_file(tmp_path):
             [("S", ["a"], 1)],
             {"terminals": ["a", "b c"]},
             ValueError,
-            "terminals: expected words without spaces, got 'b c'",
+            "terminals: expected non-empty text without spaces, got 'b c'",
         ),
         ([("S", ["a"], 1)], {"terminals": "a", "start": "T"}, GrammarError, "start: expected a symbol that has a rule"),
     ],

@@ -64,7 +64,7 @@ class Prefixes(State):
 
 
 class Table(nn.Module):
-    """A model that looks up token probabilities by the text so far, at first `""`; after other text, eos is certain."""
+    """A model that looks up token probabilities by the text so far, first `""`; after unknown text, EOS is certain."""
 
     def __init__(self, table: dict[str, dict[str, float]]):
         super().__init__()

@@ -28,7 +28,7 @@ from stackattn.nn import (
 )
 
 D = 6  # d_model
-TOKENS = 5  # size of the models' vocabulary, bos included; Seq2Seq models read two more tokens
+TOKENS = 5  # size of the models' vocabulary, BOS included; Seq2Seq models read two more tokens
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "superposition": lambda: SuperpositionStackAttention(D, 3),
@@ -99,7 +99,7 @@ class Subject:
     source: tuple[Tensor, Tensor] | None = None  # tokens and lengths of the encoder's input
 
     def inputs(self, B: int, T: int) -> Tensor:
-        """Return random inputs: vectors (B, T, D) for layers, tokens (B, T) that begin with bos for models."""
+        """Return random inputs: vectors (B, T, D) for layers, tokens (B, T) that begin with BOS for models."""
         if self.is_layer:
             return torch.randn(B, T, D, dtype=torch.float64)
         tokens = torch.randint(TOKENS - 1, (B, T))

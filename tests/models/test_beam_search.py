@@ -18,7 +18,7 @@ def naive_beam_search(full_pass, beam_size, limit):
     also contains a finished hypothesis, which has a lower score.
     """
     k = min(beam_size, V)
-    beam = [([], 0.0)]  # tokens with eos, log-probability
+    beam = [([], 0.0)]  # tokens with EOS, log-probability
     for _ in range(limit):
         candidates = [(tokens, total) for tokens, total in beam if tokens[-1:] == [EOS]]
         unfinished = [(tokens, total) for tokens, total in beam if tokens[-1:] != [EOS]]
@@ -108,7 +108,7 @@ def test_beam_search_ends_when_a_finished_hypothesis_is_best():
 def test_beam_search_returns_an_unfinished_hypothesis_at_the_limit():
     table = {"": {"$": 0.4, "a": 0.6}, "a": {"b": 0.9, "a": 0.1}, "ab": {"b": 0.9, "a": 0.1}}
     assert search(table, beam_size=2, max_new_tokens=2)[:3] == ("ab", False, pytest.approx(0.54))
-    # eos may be the last allowed token.
+    # EOS may be the last allowed token.
     assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=2)[:2] == ("a", True)
     assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=1)[:2] == ("a", False)
     assert search({"": {"a": 1.0}}, beam_size=2, max_new_tokens=0)[:3] == ("", False, 1.0)

@@ -99,7 +99,7 @@ STARTS = torch.tensor([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]).bool(
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("Seq2Seq", "layer", "softmax"))])
 def test_documents_that_share_a_row(name):
-    """Positions are computed on the CPU. If `starts` are there, and without lengths, nothing is read from the GPU."""
+    """Positions are computed on the CPU. Without lengths and with `starts` on the CPU, nothing is read from the GPU."""
     with gpu_with_values() as gpu:
         module, x = on(gpu.device, name), inputs(gpu.device, name)
         loss = module(x, starts=STARTS).sum()

@@ -21,7 +21,7 @@ from stackattn.nn import State
 
 @dataclass(frozen=True)
 class CopyState(State):
-    source: torch.Tensor  # (B, T), eos last
+    source: torch.Tensor  # (B, T), EOS last
     read: torch.Tensor  # (B,)
 
 
@@ -70,7 +70,7 @@ def test_finished_prompts_leave_the_batch():
     found = greedy(model, torch.full((32, 1), BOS), copies(strings), eos=EOS, max_new_tokens=100)
     assert [result.tokens for result in found] == strings
     needed = sum(len(string) + 1 for string in strings)
-    assert needed <= sum(model.rows) <= needed * 8 / 7  # less than an eighth of the rows is finished at any time
+    assert needed <= sum(model.rows) <= needed * 8 / 7  # less than an eighth of the rows are finished at any time
     assert len(model.rows) == 32
     model = Copy()
     beam_search(model, torch.full((32, 1), BOS), copies(strings), eos=EOS, beam_size=1)
@@ -114,7 +114,7 @@ def test_samples_are_reproducible_and_independent(kind):
     assert found == draw(0, EOS)
     assert found != draw(1, EOS)
     assert len({len(result.tokens) for result in found if result.finished}) > 1, "expected different lengths"
-    # Without eos, no prompt leaves the batch: the tokens before eos must be the same.
+    # With eos=None, no prompt leaves the batch: the tokens before EOS must be the same.
     for ended, endless in zip(found, draw(0, None), strict=True):
         assert len(endless.tokens) == 8
         cut = endless.tokens.index(EOS) if EOS in endless.tokens else 8

@@ -21,7 +21,7 @@ class Logits(torch.nn.Module):
 
 @pytest.mark.slow
 def test_export(tmp_path):
-    """The saved program runs in a process that has imported only stackattn's operators; batch and length may vary."""
+    """The saved program runs in a process that imports only stackattn's operators; batch size and length may vary."""
     model = make("llama", "replaced and inserted", use_cache=False).float()
 
     dimensions = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=3, max=40)}

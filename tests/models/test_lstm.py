@@ -118,7 +118,7 @@ def test_the_last_prediction_depends_on_the_first_pushed_vector(stack):
 
     model.stack.choose = observed
     y = model(text())
-    assert len(pushed) == T - 2  # not at bos, and not after the last token
+    assert len(pushed) == T - 2  # not at BOS, and not after the last token
     grad = torch.autograd.grad(y[:, -1].square().sum(), pushed[0])[0]
     assert (grad.abs().sum(-1) > 0).all()
 

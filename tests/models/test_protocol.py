@@ -221,7 +221,7 @@ def test_documents_that_share_a_row(name):
     x = subject.inputs(2, 9)
     starts = torch.tensor([[1, 0, 0, 0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 1, 0, 0]]).bool()
     if not subject.is_layer:
-        x[starts] = x[0, 0]  # bos
+        x[starts] = x[0, 0]  # BOS
     x.requires_grad_(subject.is_layer)
     ranges = [(0, 0, 4), (0, 4, 5), (0, 5, 8), (1, 0, 6), (1, 6, 9)]
     packed = subject.module(subject.spoil(x, torch.tensor([8, 9])), torch.tensor([8, 9]), starts=starts)

@@ -1,4 +1,4 @@
-"""Each of the six architectures learns a small language in a few seconds: marked reversal, w # reversed(w).
+"""Each of the six architectures learns a small language in at most 400 steps: marked reversal, w # reversed(w).
 
 The tokens after the mark # are determined by w. The lengths of w, from 1 to 4, and its letters are uniform, so the
 lowest possible cross-entropy is (ln 4 + mean length * ln 2) / mean number of predictions = 0.446 nats per prediction. A
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 
-MARK, EOS, BOS = 2, 3, 3  # eos is an output and bos an input: one id for both, as in the paper's models
+MARK, EOS, BOS = 2, 3, 3  # EOS is an output and BOS an input: one id for both, as in the paper's models
 PAD = -100
 WORDS = [list(word) for n in range(1, 5) for word in product((0, 1), repeat=n) for _ in range(2 ** (4 - n))]
 TEXTS = [[*word, MARK, *reversed(word)] for word in WORDS]

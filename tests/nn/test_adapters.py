@@ -94,7 +94,7 @@ def test_the_last_output_depends_on_the_first_input(stack):
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "fast path"])
 def test_padding(stack, index, grad):
-    """Also without gradients, when PyTorch's encoder would use nested tensors."""
+    """Padding changes no result, even without gradients, when PyTorch's encoder would use nested tensors."""
     model, x = encoder(stack, index=index), torch.randn(B, T, D)
     lengths = torch.tensor([6, 2, 4])
     padding = torch.arange(T) >= lengths[:, None]

@@ -1,4 +1,4 @@
-"""Capturing CUDA graphs: which arguments are refused, and that nothing waits. The other tests are in tests/gpu."""
+"""Capturing CUDA graphs: invalid arguments are refused, and nothing waits. tests/gpu tests the captured graphs."""
 
 import pytest
 import torch

@@ -148,9 +148,9 @@ def test_heads_are_independent_stacks(kind):
 
 
 def force(layer, kind, pattern):
-    """Set the weights of `to_actions` so that each step takes an action: + (push), - (pop) or . (no-op or replace).
+    """Set the weights of `to_actions` so that step t takes the action `pattern[t]`.
 
-    Returns the inputs, whose last features encode the step.
+    The actions are + (push), - (pop) and . (no-op or replace). Returns inputs whose last features encode the step.
     """
     steps = torch.eye(len(pattern), dtype=torch.float64)
     x = torch.cat([torch.randn(len(pattern), D - 1, dtype=torch.float64), steps], dim=1)[None]
@@ -239,7 +239,7 @@ def test_errors_name_the_argument(make, message):
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_errors_name_the_sequence_of_the_batch(kind, heads):
-    """The heads of a sequence are stacks of their own, but the user's batch has only the sequence."""
+    """The operator's batch has one row per head, but errors give the index of the sequence in the caller's batch."""
     layer, x = LAYERS[kind](heads=heads), inputs()
     x[1, 2:] = torch.nan
     state = layer.initial_state(B)

@@ -148,7 +148,7 @@ def encoder_layer(ours, rate):
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_layer_equals_pytorch_with_dropout(rate):
-    """Also in training mode: the same seed gives the same result, so dropout is in the same places in the same order.
+    """With the same seed, results agree in training mode too, so dropout is in the same places in the same order.
 
     There is only one sequence, because the memory layout of PyTorch's batches differs, and random numbers depend on it.
     """

@@ -281,7 +281,7 @@ def _list_tops(kinds: Iterable[str]) -> list[int | None]:
 
 
 def log_space_weights(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> Tensor:
-    """Weights (B, T, T+1, Q, S) by the chart in log space, for logits of any scale or -inf, and T up to a few hundred.
+    """Weights (B, T, T+1, Q, S) from a chart in log space, for logits of any scale or -inf, and T up to a few hundred.
 
     Differentiable once; every row is recomputed in the backward pass, so memory grows as T^2.
     """

@@ -56,7 +56,7 @@ class Nondeterministic:
 def _hide(log_push: Tensor, log_replace: Tensor, log_pop: Tensor) -> list[Tensor]:
     """Make the last sequence leave the range of float64 at step 2.
 
-    The largest weights there are those of state 1 and symbol 1, but step 1 leads all runs to state 0 and symbol 0.
+    The largest weights of that step are from state 1 and symbol 1, but step 1 leads all runs to state 0 and symbol 0.
     """
     for x in (log_push, log_replace):
         x[-1:, 1:2].flatten(4)[..., 1:] = -torch.inf
@@ -76,7 +76,7 @@ def operator(stack: Stack, backend: str, lengths: Tensor | None = None) -> Calla
 
 
 def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float, floor: float = 0.0) -> None:
-    """Compare the largest error relative to the largest entry, tensor by tensor; nan is never close."""
+    """Check that the largest error of each tensor relative to its largest entry is within the tolerance; nan is not."""
     errors = [relative_error(a, b, floor) for a, b in zip(found, expected, strict=True)]
     assert all(error <= tolerance for error in errors), f"relative errors {errors}"
 

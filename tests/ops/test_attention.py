@@ -106,7 +106,7 @@ def test_bad_numbers_are_not_hidden(bad):
 
 
 def test_the_mask_can_be_read_from_the_output():
-    """With equal scores and one-hot values, the output is the mask times the attention weights and 1 / (1 - p)."""
+    """With equal scores and one-hot values, the output is the product of the mask, the weights and 1 / (1 - p)."""
     B, T, heads, p = 2, 19, 3, 0.25
     x = torch.zeros(B, T, 3, heads, T)
     x[:, :, 2] = torch.eye(T)[:, None]
@@ -178,7 +178,7 @@ def layer(dropout=0.0):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # from PyTorch's attention
 def test_functional_transforms():
-    """torch.func uses PyTorch's attention, which is the same function without dropout."""
+    """Under torch.func, PyTorch's attention is used, which computes the same function if there is no dropout."""
     attend, x = layer(), torch.randn(4, 6, 12)
 
     def loss(parameters, x):

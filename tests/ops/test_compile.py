@@ -67,7 +67,7 @@ def test_compile_with_the_default_compiler(stack):
 @all_stacks
 @pytest.mark.parametrize("nested", [False, True])
 def test_vmap(stack, nested, backend):
-    """vmap over an extra axis at any position, of all arguments or some, with and without lengths."""
+    """vmap over an extra first or last axis, of all arguments or some, with and without lengths."""
     run = stack.operator
     inputs = [x.unflatten(0, (2, 3)) for x in stack.inputs(6, 5)]
     lengths = torch.tensor([[5, 0, 3], [1, 2, 4]])

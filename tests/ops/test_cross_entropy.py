@@ -40,7 +40,7 @@ def assert_same(found, expected):
 @dtypes
 @smoothings
 def test_the_kernel_equals_pytorchs_function(N, C, dtype, smoothing):
-    """Some sizes fill whole vectors, others do not; the expected numbers are computed in float64."""
+    """Some sizes fill whole vectors and others do not; the expected numbers are computed in float64."""
     logits, targets = inputs(N, C, dtype)
     found = with_gradient(cross_entropy, logits, targets, label_smoothing=smoothing)
     assert_same(found, with_gradient(pytorch, logits.double(), targets, label_smoothing=smoothing))

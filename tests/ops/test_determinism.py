@@ -1,4 +1,4 @@
-"""Repeated calls give the same bits, for any number of threads."""
+"""Repeated calls give the same bits, for any number of threads, and the kernel restores the floating-point mode."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The operators on a GPU: nothing waits for the device, few kernels per step, and nan where a check has failed."""
+"""The operators on a simulated GPU: nothing waits, each step launches few kernels, and failed checks give nan."""
 
 import pytest
 import torch
@@ -238,7 +238,7 @@ def test_auto_uses_torch_on_a_gpu_unless_the_environment_says_triton(monkeypatch
     gpu = torch.device("cuda")
     assert dispatch.choose("auto", gpu, 2, 2) == "torch"
     monkeypatch.setenv("STACKATTN_GPU_BACKEND", "triton")
-    assert dispatch.choose("auto", gpu) == "torch"  # without Q and S: states and softmax attention
+    assert dispatch.choose("auto", gpu) == "torch"  # states and softmax attention give no Q and S
     with pytest.raises(RuntimeError, match="PyTorch finds no GPU"):
         dispatch.choose("auto", gpu, 2, 2)
     monkeypatch.setattr(dispatch.availability, "status", lambda: "available")

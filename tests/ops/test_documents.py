@@ -1,4 +1,4 @@
-"""Packed documents: the results and gradients of each are those of the document alone."""
+"""Packed documents: each document has the same results and gradients as when it is computed alone."""
 
 from itertools import pairwise
 
@@ -112,8 +112,8 @@ def test_an_empty_row_beside_two_documents():
 @pytest.mark.parametrize(
     ("error", "starts", "message"),
     [
-        (TypeError, STARTS.long(), "starts: expected a tensor of bool, got torch.int64"),
-        (TypeError, [True], "starts: expected a tensor of bool, got list"),
+        (TypeError, STARTS.long(), "starts: expected a bool tensor, got torch.int64"),
+        (TypeError, [True], "starts: expected a bool tensor, got list"),
         (ValueError, STARTS[:, 1:], r"starts: expected shape \(3, 11\), got \(3, 10\)"),
         (ValueError, STARTS.to("meta"), "starts: expected device cpu like the other arguments, got meta"),
     ],

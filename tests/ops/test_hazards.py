@@ -93,7 +93,7 @@ def test_lengths_overwritten_through_numpy_before_the_backward_pass(stack, backe
 
 
 def _calls_with_lengths():
-    """Yield a function of inputs and lengths, and its inputs, for the operators that the test above does not cover."""
+    """Yield a function of inputs and lengths, and its inputs, for each operator that the test above does not cover."""
     steps, values = (
         random_transitions(2, 4, 2, 2, generator=seeded()),
         torch.randn(2, 5, 3, generator=seeded()).double(),

@@ -1,4 +1,7 @@
-"""The kernel is compiled once for each instruction set; all other tests use the best variant for this processor."""
+"""Each variant of the kernel, compiled for one instruction set, passes fast tests; too little memory raises an error.
+
+All other tests use the best variant for this processor.
+"""
 
 import os
 import re

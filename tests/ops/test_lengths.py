@@ -58,7 +58,7 @@ def test_full_lengths_equal_no_lengths(stack, backend):
 
 @pytest.mark.parametrize("backend", FAST)
 def test_logits_out_of_range_in_the_padding_change_nothing(backend):
-    """Only the steps of a sequence decide which arithmetic it needs, so the bits do not depend on the padding."""
+    """The arithmetic used for a sequence depends only on its steps, so the bits do not depend on the padding."""
     stack = STACKS[-1]
     inputs, lengths = stack.inputs(1, T), torch.tensor([4])
     hard = [torch.cat([x[:, :4], 1000 * x[:, 4:]], 1) for x in inputs]

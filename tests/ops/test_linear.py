@@ -17,7 +17,7 @@ SIZES = [(64, 16, 16), (70, 17, 31), (127, 18, 33), (320, 64, 2000), (80, 9000, 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The arguments of all products by oneDNN, which the test uses on any processor if PyTorch was built with it."""
+    """Use oneDNN on any processor, and record the arguments of its products; skip the test without oneDNN."""
     if kernel is None or not torch.backends.mkldnn.is_available():
         pytest.skip("oneDNN or the kernel is not available")
     found = []

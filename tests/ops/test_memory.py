@@ -1,4 +1,4 @@
-"""Memory safety where tensors cross into C++: sizes agree, wrong arrays raise, negated views are resolved."""
+"""Memory safety where tensors cross into C++: sizes of states, reused memory, wrong arrays, unusual views."""
 
 import itertools
 import re
@@ -227,7 +227,7 @@ class Passed(torch.autograd.Function):
 
 @pytest.mark.parametrize("stack", STACKS, ids=str)
 def test_saved_states_may_come_back_at_any_address(stack):
-    """Hooks on saved tensors return new tensors, for example from a file, which may be aligned differently."""
+    """Hooks on saved tensors may return new tensors, for example read from a file, with a different alignment."""
 
     def elsewhere(x):
         memory = np.empty(x.numel() + 1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The oracles, compared with each other."""
+"""The oracles, compared with each other and with the package's reference and log-space chart; sums in log space."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Properties that hold for all transitions."""
+"""Properties that hold for all actions and transitions."""
 
 import pytest
 import torch

@@ -41,7 +41,7 @@ OPERATORS = {
 
 @pytest.fixture
 def use(monkeypatch):
-    """A function that installs the `torch` backend in place of the Triton kernels, with one function replaced."""
+    """A function that replaces the Triton kernels by the `torch` backend, optionally with one function changed."""
 
     def install(replaced=None, by=None):
         for plain in (operators, window):

@@ -23,7 +23,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @cache
 def expected(stack, B, T, oracle=None, dtype=torch.float64, seed=0):
-    """The expected results, in float64 on inputs rounded to `dtype`."""
+    """The expected results, computed in float64 from inputs rounded to `dtype`."""
     return with_gradients(oracle or stack.reference, [x.double() for x in stack.inputs(B, T, seed, dtype)])
 
 

@@ -276,7 +276,7 @@ def hidden_run(weight, others=-torch.inf):
 @fast
 @pytest.mark.parametrize(("weight", "others"), [(-650.0, -torch.inf), (-800.0, -torch.inf), (-740.0, -740.0)])
 def test_no_run_is_lost(weight, others, backend):
-    """In 4 steps, the mass falls by only a factor e^400, but the share of the hidden run is below e^-600 at first."""
+    """In 4 steps, the mass falls by a factor of only e^400, but the hidden run's share is below e^-600 at first."""
     inputs = hidden_run(weight, others)
     expected = with_gradients(weigh(4, "reference"), inputs)
     assert_close(with_gradients(weigh(4, backend), inputs), expected, 1e-10, floor=1e-3)

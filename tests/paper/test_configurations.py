@@ -127,7 +127,7 @@ def test_configurations_are_found_by_path_and_by_name(tmp_path):
 
 
 def test_a_shipped_configuration_of_another_command():
-    with pytest.raises(ConfigError, match=r"unknown key 'data'.*belongs to another command than cfl"):
+    with pytest.raises(ConfigError, match=r"unknown key 'data'.*belongs to a command other than cfl"):
         load_configuration("cfl", "table-2/ptb/tf-nd")
 
 

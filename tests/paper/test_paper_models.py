@@ -1,4 +1,4 @@
-"""The paper's sizes and parameter counts, and `stackattn params`, which compares them."""
+"""The paper's sizes and parameter counts, and `stackattn params`, which compares our counts with the paper's."""
 
 import pytest
 

@@ -1,9 +1,9 @@
 """Run the array job of docs/clusters.md on a real SLURM cluster with one node: `python tests/slurm/run.py`.
 
 Ten tiny runs go through a lost node, a requeued task and a killed process; two long runs reach their time limit, one
-with and one without the warning signal. Interrupted runs must resume and give the same metrics as uninterrupted ones.
-This takes about three minutes. Without SLURM (`apt install slurm-wlm munge`), the script says so and exits with code 0,
-or 1 with `--required`.
+with and one without the warning signal. Interrupted runs must resume, the killed run must give the metrics of an
+uninterrupted one, and the two long runs must agree. This takes about three minutes. Without SLURM (`apt install
+slurm-wlm munge`), the script says so and exits with code 0, or 1 with `--required`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches by tokens: each example once, within the budget, as full as possible, in the generator's order."""
+"""Batches by tokens: each example once, within the budget; as full as possible, or shuffled by a generator."""
 
 from itertools import pairwise
 

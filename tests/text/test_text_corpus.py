@@ -1,4 +1,4 @@
-"""Prepared corpora: changed files and folders without a corpus are refused; corpora of earlier versions load."""
+"""Prepared corpora: changed files, and folders without a corpus, are refused; corpora of earlier versions load."""
 
 import json
 import multiprocessing

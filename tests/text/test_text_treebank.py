@@ -17,7 +17,7 @@ def trees(*sentences):
 
 
 def whole(folder, layout="{section}/wsj_{section}{number}.mrg", **changes):
-    """Write a treebank: files of the used sections, with the file's number as a word, and a file of section 00.
+    """Write a treebank: files of the sections that are read, each with its number as a word, and a file of section 00.
 
     `changes` replaces the sentences of single files, for example `s0300=["a sentence"]`.
     """
@@ -79,7 +79,9 @@ def test_missing_and_duplicate_files(tmp_path):
     copy = tmp_path / "copy/wsj_0200.mrg"
     copy.parent.mkdir()
     copy.write_text("")
-    with pytest.raises(ValueError, match=r"wsj_0200\.mrg was found twice: .*02/wsj_0200\.mrg and .*copy/wsj_0200\.mrg"):
+    with pytest.raises(
+        ValueError, match=r"expected one file wsj_0200\.mrg, found .*02/wsj_0200\.mrg and .*copy/wsj_0200\.mrg"
+    ):
         read_sections(tmp_path)
     copy.unlink()
     for name in ("05/wsj_0500.mrg", "23/wsj_2300.mrg"):

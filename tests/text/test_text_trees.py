@@ -66,7 +66,7 @@ def test_windows_line_ends(tmp_path):
         ("( (NN a) )\n\n )", "here, line 3: unmatched closing bracket"),
         ("( (NN a) )\nstray", "here, line 2: expected a tree, got 'stray'"),
         ("( (NN a\n b) )", r"here, line 2: expected \(TAG word\), got \(NN a b\)"),
-        ("( (S (NN a)\n b) )", r"here, line 2: 'b' has no tag: expected \(TAG b\)"),
+        ("( (S (NN a)\n b) )", r"here, line 2: expected \(TAG b\), got 'b' without a tag"),
         ("( (S a\n (NN b)) )", "here, line 2: expected one label before a bracket, got 'S a'"),
     ],
 )

@@ -163,7 +163,7 @@ def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch, two_gpus, rank):
         assert found.device == (expected if device == "cuda" else torch.device("cpu"))
     assert two_gpus == [expected]
     with pytest.raises(
-        ValueError, match="device: expected cuda under torchrun, which gives each process a GPU, got 'cud"
+        ValueError, match="device: expected cuda without a number under torchrun, which assigns the GPUs, got 'cud"
     ):
         Processes("cuda:1")
     monkeypatch.setenv("LOCAL_RANK", "2")

@@ -170,7 +170,7 @@ def test_limits(tmp_path, text, message):
 
 
 def test_the_largest_document_takes_less_than_ten_seconds():
-    """Each document takes about one second in a new process and up to 2.4 s in a large one, so the bound is loose."""
+    """Each document takes about 1 s in a new process and up to 2.4 s in a large process, so the bound is loose."""
     for text in (
         "[" + "1," * 49_000 + "]",
         "- a\n" * 24_000,

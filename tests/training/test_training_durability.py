@@ -1,4 +1,4 @@
-"""Checkpoints survive a crash of the machine: system calls, recorded with strace, flush each file before it is used.
+"""Checkpoints survive a crash of the machine: the system calls, recorded with strace, flush files before renaming them.
 
 The order of the calls determines what a file system may lose. The content and the name of a reported checkpoint must be
 on the disk, and the state must not name a tensor file that could still be lost.

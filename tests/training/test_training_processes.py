@@ -1,4 +1,4 @@
-"""Several processes train one model with the metrics of one process, even if their number changes between resumes."""
+"""Several processes train a model with the same metrics as one process, even if their number changes on resuming."""
 
 import json
 import os

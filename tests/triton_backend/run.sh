@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests the Triton kernels without a GPU, in Triton's interpreter and by compiling them for GPUs that are not present.
-# Arguments: `--full` for all tests instead of only the fast ones (about a minute), and versions of Triton (default: the
-# oldest supported one). Each version is installed into its own folder in .venv-triton, not into .venv; pip caches the
-# download.
+# Arguments: `--full` for all tests, also those on a simulated GPU, instead of only the fast ones (about a minute), and
+# versions of Triton (default: the oldest supported one). Each version is installed into its own folder in .venv-triton,
+# not into .venv; pip caches the download.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=.venv/bin/python

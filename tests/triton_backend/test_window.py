@@ -102,7 +102,7 @@ def test_gradients_of_entries_without_runs(monkeypatch):
 
 @infinities
 def test_no_run_is_lost():
-    """In 4 steps, the mass falls by only a factor e^400, but a run with a share of e^-700 becomes the heaviest."""
+    """In 4 steps, the mass falls by a factor of only e^400, but a run with a share of e^-700 becomes the heaviest."""
     inputs = one_run(lost=100.0)
     inputs[1][0, 0, 0, 0, 0, 2] = -700.0
     readings = assert_same(inputs, 4, backends=("cpp", "reference"))[0]

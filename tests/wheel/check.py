@@ -106,7 +106,7 @@ def readme_blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """The commands of README.md, `stackattn --version`, and COMMANDS in one process."""
+    """The Python blocks and commands of README.md, `stackattn --version`, and COMMANDS in one process."""
     readme = [line for block in readme_blocks("sh") for line in block.splitlines()]
     ours = COMMANDS.replace("\\\n", "").strip().splitlines()
     found = [shlex.split(line) if line.startswith("stackattn ") else ["python", "-c", line] for line in ours]

@@ -12,7 +12,7 @@ const ACTIONS = {
 };
 const LONGEST = 16;
 
-// Repeatable random numbers (mulberry32), so that a slider changes the noise but not its pattern.
+// Repeatable random numbers (mulberry32), so that moving a slider does not change the pattern of the noise.
 function generator(seed) {
   let state = seed >>> 0;
   return () => {

@@ -1,4 +1,4 @@
-// Both stacks in plain JavaScript, for short strings. The tests compare all numbers with the library.
+// Both stacks in plain JavaScript, for short strings. The tests compare all numbers with those of the library.
 
 // The superposition stack: levels[t][d][i] is the share of the value pushed at step i in the element at depth d after
 // step t; levels[t][0] is a row of the attention map. actions[t] is [push, no-op, pop].

@@ -39,7 +39,7 @@ class LoadedRun(ABC):
 
     folder: Path
     name: str
-    """Path relative to the folder under study; for a single run, the name of its folder."""
+    """Path relative to the folder under study, or the name of that folder if it is the run itself."""
     config: Any
     """The configuration: a `CFLConfig`, `LMConfig` or `MTConfig`."""
     metrics: list[dict[str, Any]]

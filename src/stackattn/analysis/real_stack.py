@@ -6,9 +6,9 @@ them real-time), so exactly one element should be on top of the stack after each
 - marked reversal: push every symbol before the mark, do nothing at the mark, pop once for each symbol after it;
 - Dyck: push every opening bracket, pop at every closing bracket.
 
-An automaton for the other languages has to guess (for example, where the middle of the string is), and only the whole
-string shows which guesses were right. For these languages, the best run of the learned stack, which also depends on the
-whole string, is compared with the most probable derivation.
+An automaton for the paper's other languages has to guess (for example, where the middle of the string is), and only the
+whole string shows which guesses were right. The best run of the learned stack also depends on the whole string; for
+every language with a grammar, it is compared with the most probable derivation.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def correct_steps(trace: StackTrace, tops: Sequence[Sequence[int]], *, best_run:
       share (see `StackTrace.tops`) are not tokens.
     - Where `tops` is -1, the bottom, the empty share or BOS must have more weight than every symbol of the string.
 
-    With `best_run`, the run with the largest weight must have that token on top or, for -1, the bottom or BOS. The
-    step that reads BOS is not counted.
+    With `best_run`, the run with the largest weight must have that token on top; for -1, it must have the bottom
+    or BOS on top, or an empty stack. The step that reads BOS is not counted.
 
     Args:
         trace: trace of B sequences.

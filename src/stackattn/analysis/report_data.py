@@ -90,7 +90,7 @@ def _lede(study: Study) -> str:
     """Two sentences: what the page shows, and how to read it."""
     how = (
         "Step through a {text} with the arrow keys or the buttons: for each {token} that the model reads, the panels "
-        "show what it does with its stack, what is on the stack, and what it expects next."
+        "show what it does with its stack, what is on the stack, and what it predicts next."
     )
     runs = [studied.run for studied in study.runs]
     sentences = _only_sentences(study)
@@ -100,7 +100,7 @@ def _lede(study: Study) -> str:
         what = f"This page shows the stack of one model: run {runs[0].name}, trained on {runs[0].trained_on}."
         without = f"Results of run {runs[0].name}, trained on {runs[0].trained_on}. It has no stack to step through."
     else:
-        what = f"This page shows the stack of each model's best training run, and the results of all {len(runs)} runs."
+        what = f"This page shows the stack of each model’s best training run, and the results of all {len(runs)} runs."
         without = f"Results of {len(runs)} runs. None of them has a stack to step through."
     return f"{what} {how}" if has_stack else without
 
@@ -112,8 +112,8 @@ def _table_note(study: Study) -> str:
             "Difference: cross-entropy minus that of the language’s own distribution on the same validation strings, "
             f"in nats per symbol, at the best epoch. Real top: {REAL_TOP}; over {BATCHES * BATCH_SIZE} strings with "
             f"training lengths. {study.without_real_stack} Best run: share of steps, over {DERIVED_STRINGS} strings, "
-            "at which the run of the automaton with the largest weight agrees with the most probable derivation about "
-            "the top of the stack. A model with several stacks has one value per stack. All runs on a language are "
+            "at which the automaton’s run with the largest weight agrees with the most probable derivation about the "
+            "top of the stack. A model with several stacks has one value per stack. All runs on a language are "
             "compared on the same strings. So are the two baselines, which do not depend on the language: one "
             "pushes every symbol and never pops, the other stays empty."
         )

@@ -15,7 +15,7 @@ from ..text.vocabulary import Vocabulary
 from .strings import TracedStack, traced_stacks
 from .traces import trace_forward
 
-LONGEST = 60  # tokens of a selected sentence; the figures of longer ones are too large to read
+LONGEST = 60  # maximum number of tokens of a selected sentence; the figures of longer ones are too large to read
 SAMPLES = 2
 LIKELY = 6  # number of the most likely next tokens that are kept for each step
 

@@ -46,7 +46,7 @@ class TracedStack:
 
 @dataclass(frozen=True)
 class TracedString:
-    """A string of n symbols, with a model's predictions and stacks. Step 0 reads BOS."""
+    """A string of n symbols, with a model's predictions and stacks. Step 0 is BOS, which an LSTM does not read."""
 
     origin: str
     """Where the string comes from."""
@@ -62,7 +62,7 @@ class TracedString:
     log_probs: Tensor
     """Logs of the model's next-symbol probabilities at each step, (n + 1, symbols and EOS)."""
     truth: list[np.ndarray | None]
-    """The language's next-symbol distribution at each step; None where no string continues the prefix."""
+    """The language's next-symbol distribution at each step; None where no string of `lengths` continues the prefix."""
     real: list[int] | None
     """Position of the symbol on top of a real stack after each symbol: see `real_tops`."""
     stacks: list[TracedStack]
@@ -160,7 +160,7 @@ def why_excluded(language: Language, string: np.ndarray) -> str:
 
 
 def _true_distributions(language: Language, lengths: tuple[int, int], string: np.ndarray) -> list[np.ndarray | None]:
-    """Distribution after each prefix; None once no string of the language continues the prefix."""
+    """Distribution after each prefix; None once no string of `lengths` continues the prefix."""
     prefixes = [string[:t] for t in range(len(string) + 1)]
     possible = np.asarray(language.prefix_log_prob(prefixes, lengths)) > -np.inf
     count = len(prefixes) if possible.all() else int(np.argmin(possible))

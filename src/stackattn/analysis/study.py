@@ -32,7 +32,7 @@ class StudiedRun:
     stacks: list[str] = field(default_factory=list)
     """Names of the stacks under study."""
     agreement: dict[str, Agreement] = field(default_factory=dict)
-    """Agreement of each stack with a real stack; empty if the language has no deterministic automaton."""
+    """Agreement of each stack with a real stack; empty if the language is not in `DETERMINISTIC`."""
     derivation: dict[str, Agreement] = field(default_factory=dict)
     """Agreement of each stack's best runs with the most probable derivations; empty without a grammar."""
     test: dict[str, Any] | None = None
@@ -77,7 +77,7 @@ class Study:
         )
 
     def task_name(self, run: LoadedRun) -> str:
-        """The language or corpus, with details where runs on the same one differ in them."""
+        """The name of the language or corpus, with details if its runs are not all comparable."""
         if len(self._tasks[run.data_name]) == 1:
             return run.data_name
         return ", ".join([run.data_name, *run.task_details])
@@ -109,7 +109,7 @@ class Study:
         return {task: run for task, (_, run) in best.items()}
 
     def baselines(self) -> list[tuple[str, str, float | None, float | None]]:
-        """Scores of stacks that do not depend on the language: (task, stack, real top, best run)."""
+        """Shares of the stacks of `Agreement.baselines`: (task, stack, real top, best run)."""
         found: dict[tuple[str, str], list[float | None]] = {}
         for studied in self.runs:
             for place, agreements in enumerate((studied.agreement, studied.derivation)):

@@ -1,7 +1,7 @@
 """Which earlier words a language model's stacks read: by distance, by word class, and for related words.
 
-The sentences come from a treebank. A stack gives more weight to nearby words than to distant ones, whatever the words
-are; each weight is therefore compared with the mean weight at the same distance.
+The sentences come from a treebank. A stack usually gives more weight to nearby words than to distant ones, whatever the
+words are; each weight is therefore compared with the mean weight at the same distance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BOS = "BOS"
 READ = (BOS, *CLASSES, OTHER)
-"""Classes of what a stack can read: words, and the start of the sentence."""
+"""Classes of the tokens that a stack can read: BOS, and the word classes."""
 NEAR = (0, 1, 2, 4, 8, 16)
 """Upper limits of the ranges of distances; one more range has no limit."""
 BATCH = 32  # sentences of equal length that are traced together

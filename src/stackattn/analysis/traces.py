@@ -62,12 +62,12 @@ class StackTrace(ABC):
         """Attention weights (B, T, T + 1): the weight of each element on top of the stack after each step.
 
         Column 0 is the bottom (nondeterministic) or the empty share (other stacks); column i + 1 is the element
-        pushed at step i. Each row sums to 1, or is zero if no run reaches it.
+        pushed at step i. Each row sums to 1, or is zero if no run reaches that step.
         """
 
     @abstractmethod
     def actions(self) -> Tensor:
-        """Share of each step (B, T, 3) that is a push, a replace or no-op (see `ACTIONS`), and a pop."""
+        """Shares (B, T, 3) of push, replace or no-op (see `ACTIONS`), and pop at each step."""
 
     @abstractmethod
     def contents(self) -> Tensor:

@@ -103,7 +103,7 @@ def command(args: argparse.Namespace) -> str:
 
 
 def show(study: Study) -> None:
-    """Print a table of runs for each task, with one line per stack, and the scores of the baselines."""
+    """Print a table of runs for each task, with one line per stack, and the shares of the baselines."""
     from rich.console import Console
     from rich.table import Table
 

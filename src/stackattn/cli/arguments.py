@@ -76,7 +76,7 @@ def add_number(
         parser: the parser, or a group of its arguments.
         name: the option, such as `--epochs`.
         meaning: help text, to which the default is added.
-        default: the number if the option is omitted, or text that describes the default; the value is None then.
+        default: the number if the option is omitted, or text that describes the default (the value is then None).
         least: the smallest number allowed (default: no limit).
         kind: type of the number.
         metavar: name of the number in the help.
@@ -190,7 +190,7 @@ def add_training_arguments(commands: Any, example: str) -> None:
     )
     sweep = commands.add_parser(
         "sweep",
-        help="train several models from random restarts and choose the best",
+        help="train several random restarts of a model and choose the best",
         description="Train several models with different random seeds, learning rates and, for `lm`, batch sizes, and "
         "choose the one with the best validation score. Run the same command again to continue.",
     )

@@ -85,7 +85,7 @@ def bracket_transitions(tokens: list[str], generator, right: float = 5.0) -> tup
     Args:
         tokens: the T brackets.
         generator: source of the noise.
-        right: what is added to the log weights of the correct transitions.
+        right: number added to the log weights of the correct transitions.
 
     Returns:
         Log weights of push (1, T, 1, 3, 1, 3), replace (1, T, 1, 3, 1, 3) and pop (1, T, 1, 3, 1): one state, three
@@ -173,7 +173,7 @@ def configure(path: Path, seed: int, epochs: int | None) -> CFLConfig:
 
 
 def measure_shares(out: Path, config: CFLConfig) -> dict[str, list[tuple[int, float]]]:
-    """The share of closing brackets that each model predicts correctly, by length."""
+    """The share of closing brackets whose type each model predicts correctly, by length."""
     from ..analysis.demo import closing_bracket_share
     from ..models.saving import load
 

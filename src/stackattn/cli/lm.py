@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(generate, "--number", "number of sentences", 10, least=1)
     generate.add_argument("--prompt", default="", metavar="TEXT", help="first words of every sentence (default: none)")
     add_number(generate, "--max-length", "maximum number of tokens after the prompt", 100, least=1)
-    temperature = "temperature of the softmax; less than 1 favours likely tokens"
+    temperature = "temperature of the softmax; values below 1 favour likely tokens"
     add_number(generate, "--temperature", temperature, 1.0, kind=float, metavar="T")
     add_number(generate, "--top-k", "sample only from the K most likely tokens", "all", metavar="K")
     share = "sample only from the most likely tokens with total probability P"
@@ -68,8 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     agreement = commands.add_parser(
         "agreement",
         help="test subject-verb agreement",
-        description="Measure how often a model prefers the verb that agrees with its subject, on sentences made from "
-        "templates with up to two nouns between subject and verb.",
+        description="Measure how often a model gives a higher probability to the verb that agrees with the subject "
+        "than to the verb that does not, on sentences made from templates with up to two nouns between subject and "
+        "verb.",
     )
     add_number(agreement, "--number", "number of sentences for each condition", 200, least=1)
     add_seed(agreement, "the sentences")
@@ -188,7 +189,7 @@ def _stacks(args: argparse.Namespace) -> int:
     from ..text.trees import read_trees
     from ..training.lm import load_language_model
 
-    import_matplotlib()  # before the measurement, so that it does not fail at the end
+    import_matplotlib()  # before the measurement, so that a missing package is reported at once
     model, vocabulary = load_language_model(args.model, args.device)
     sentences = tag_sentences(read_trees(args.trees), vocabulary, args.number)
     stacks = measure_text_stacks(model, vocabulary, sentences)

@@ -33,7 +33,7 @@ def add_arguments(commands: Any) -> None:
         )
     add_new_corpus(prepare, "--out", required=True, metavar="FOLDER")
     add_number(prepare, "--max-characters", "drop pairs with a sentence of more than N characters", 150)
-    ratio = "drop training pairs in which one side is more than N times as long as the other"
+    ratio = "drop training pairs in which one side has more than N times as many characters as the other"
     add_number(prepare, "--max-ratio", ratio, 4.0, kind=float)
     sample = "number of training pairs to draw at random; 0 keeps all of them, in order"
     add_number(prepare, "--sample", sample, 100_000, least=0)

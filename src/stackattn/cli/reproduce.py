@@ -1,4 +1,4 @@
-"""Reproduce a figure or table of the paper: train the missing runs, then show the results of the output folder.
+"""Reproduce a figure or table of the paper: train the missing runs, then show the results of all runs in the folder.
 
 Finished runs are not trained again. The restarts of a model on a task are in OUT/TASK/MODEL/00, 01, ...
 """

@@ -17,8 +17,8 @@ Modules:
     companions    languages that are not context-free
     datasets      data sets of strings and their files
 
-Arrays are NumPy arrays. Random functions take an explicit `numpy.random.Generator`, logarithms are natural, and lengths
-do not include an end-of-string symbol.
+Arrays are NumPy arrays. Functions that draw random numbers take an explicit `numpy.random.Generator`, logarithms are
+natural, and lengths do not include an end-of-string symbol.
 """
 
 from .companions import UniformLanguage

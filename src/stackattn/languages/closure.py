@@ -112,7 +112,7 @@ def binarise(rules: Sequence[Rule], start: str, terminals: Sequence[str]) -> Bin
         return len(part) - 1 if part[-1] in terminal_ids and part[0] not in terminal_ids else 1
 
     def part_id(part: tuple[str, ...]) -> int:
-        # A loop, not a recursion, whose depth would be the length of the right-hand side.
+        # A loop, because a recursion would be as deep as the right-hand side is long.
         split: list[
             tuple[int, int | None, str]
         ] = []  # part, the symbol split off its start or None, and that split off its end
@@ -347,7 +347,7 @@ def _as_arrays(
 
 
 def _grow(rules: Sequence[BinaryRule], holds: Callable[[BinaryRule, set[int]], bool]) -> set[int]:
-    """The left-hand sides for which `holds` is true of some rule, given the symbols found so far."""
+    """Return the left-hand sides of the rules for which `holds` is true, given the symbols found so far."""
     users: dict[int, list[BinaryRule]] = {}
     for rule in rules:
         for x in rule.rhs:

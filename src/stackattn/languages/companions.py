@@ -17,7 +17,7 @@ MAX_K = 1_000_000
 
 @dataclass(frozen=True)
 class Pattern:
-    """The symbol at each position: letter number `source` of u plus `shift`, or only `shift` where `source` is -1."""
+    """The id at each position: that of letter number `source` of u plus `shift`, or only `shift` if `source` is -1."""
 
     source: np.ndarray
     shift: np.ndarray

@@ -67,8 +67,8 @@ class Dataset:
     def lower_bound(self, length_term: bool = True) -> float:
         """Return the cross-entropy of the true distribution in nats per symbol; the end of a string counts as a symbol.
 
-        With the length term, used for validation sets, the true distribution includes the choice of the length. Without
-        it, used for results by length, the length is given.
+        With the length term (as for validation sets), the true distribution includes the choice of the length. Without
+        it (as for results by length), the length is given.
 
         Raises:
             ValueError: the data set is empty.

@@ -144,7 +144,7 @@ def add(matrix: Matrix, a: int, b: int, value: Decimal) -> None:
 def chained(
     star: Matrix, between_cost: Matrix, last: Matrix, last_cost: Matrix, budget: Budget
 ) -> tuple[Matrix, Matrix]:
-    """Return the matrix product `star last`, the weights of chains of steps that end with a last step, and their costs.
+    """Return the matrix product `star last` (the weights of chains of steps that end with a last step) and their costs.
 
     The costs are star (between_cost star last + last_cost). No entry is negative, so nothing cancels in these products,
     and float64 is accurate enough; decimals are only needed for very small or very large entries.
@@ -202,7 +202,7 @@ def product(values: Iterable[Decimal]) -> Decimal:
 
 
 def log(value: Decimal) -> float:
-    """Return the natural logarithm of a value that is not negative; -inf for 0."""
+    """Return the natural logarithm of a non-negative value; -inf for 0."""
     number = float(value)
     if number > 1e-300:
         return math.log(number)

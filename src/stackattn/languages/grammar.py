@@ -33,7 +33,7 @@ class PCFG(Language):
 
     Args:
         rules: triples (left-hand side, right-hand side, weight); a right-hand side is a sequence of symbols. Weights
-            are ints, floats or `Fraction` objects and are stored exactly.
+            are ints, floats, `Fraction` or `Decimal` objects, or text such as `1/3`, and are used exactly.
         terminals: the terminal symbols in the order of their ids. Every other symbol must have a rule.
         start: the start symbol; default: the first left-hand side.
         strict: raise GrammarError if the weights of a left-hand side do not sum to 1 (within 1e-9), instead of
@@ -108,7 +108,8 @@ class PCFG(Language):
         if strict and not all(parsed.weighted):
             number = parsed.weighted.index(False)
             raise GrammarError(
-                f"{parsed.places[number]}: a rule for {parsed.rules[number].lhs!r} has no weight (strict)"
+                f"{parsed.places[number]}: expected a weight for every rule (strict), got none in a rule for "
+                f"{parsed.rules[number].lhs!r}"
             )
         grammar = cls.__new__(cls)
         symbols = parsed.terminals if terminals is None else list(terminals)
@@ -139,10 +140,12 @@ class PCFG(Language):
         known = nonterminals | set(self.symbols)
         for rule, place in zip(rules, places, strict=True):
             if rule.lhs in self._ids:
-                raise GrammarError(f"{place}: {rule.lhs!r} is a terminal and cannot be a left-hand side")
+                raise GrammarError(
+                    f"{place}: expected a nonterminal as the left-hand side, got the terminal {rule.lhs!r}"
+                )
             for symbol in rule.rhs:
                 if symbol not in known:
-                    raise GrammarError(f"{place}: {symbol!r} is not among the terminals and has no rule")
+                    raise GrammarError(f"{place}: expected a terminal or a symbol that has a rule, got {symbol!r}")
         if start not in nonterminals:
             raise GrammarError(f"start: expected a symbol that has a rule, got {start!r}")
         totals: dict[str, Fraction] = {}
@@ -156,10 +159,10 @@ class PCFG(Language):
         for lhs, total in totals.items():
             place = first_places[lhs]
             if total == 0:
-                raise GrammarError(f"{place}: all rules for {lhs!r} have weight 0")
+                raise GrammarError(f"{place}: expected a positive weight in a rule for {lhs!r}, got only weights of 0")
             if strict and abs(total - 1) > Fraction(1, 10**9):
                 shown = Decimal(total.numerator) / Decimal(total.denominator)  # may exceed the range of float
-                raise GrammarError(f"{place}: the weights of {lhs!r} sum to {shown:.12g}, not to 1 (strict)")
+                raise GrammarError(f"{place}: expected the weights of {lhs!r} to sum to 1 (strict), got {shown:.12g}")
         self.start = start
         self.rules = tuple(Rule(r.lhs, r.rhs, r.weight / totals[r.lhs]) for r in rules)
         self.unambiguous = unambiguous
@@ -302,7 +305,8 @@ class PCFG(Language):
         where the first term is exact, so that the standard error is due only to ambiguity.
 
         Raises:
-            ValueError: there are no strings of this length, or `generator` is None and the entropy has to be estimated.
+            ValueError: there are no strings of this length, or the entropy has to be estimated and `generator` is None
+                or `n` is less than 2.
         """
         length = self._check_possible(length)
         if self.unambiguous or length == 0:

@@ -4,8 +4,8 @@ r"""The inside algorithm: the probabilities of a batch of strings.
 
     β_p(i, w) = Σ_m β(B, i, m) β(C, i+m, w-m)          β(A, i, w) = Σ_p pair(A, p) β_p(i, w)
 
-All strings of a batch and all spans of one width are computed together. A pair with a side that is always a single
-symbol needs no sum over m. The other pairs store their sides in two arrays, indexed by the start and by the end of a
+All strings of a batch and all spans of one width are computed together. A pair with a side that derives only single
+terminals needs no sum over m. The other pairs store their sides in two arrays, indexed by the start and by the end of a
 span, so that the sum over m is a dot product of two contiguous rows.
 
 The plain algorithm multiplies probabilities, scaled by a constant at each position. This is accurate as long as all
@@ -89,7 +89,7 @@ def _inside_batch(grammar: ClosedGrammar, ids: np.ndarray) -> np.ndarray:
 
 
 class _Plan:
-    """The pairs with a side that is always one symbol, and the rows in which the other pairs store their sides."""
+    """The pairs with a side that derives only single terminals, and the rows that store the sides of the others."""
 
     def __init__(self, grammar: ClosedGrammar) -> None:
         left, right = grammar.left, grammar.right
@@ -104,7 +104,7 @@ class _Plan:
 
 
 def _plain(grammar: ClosedGrammar, terminal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ln β(start, 0, w) for w = 1..n from plain probabilities, and for each string whether it is in range."""
+    """ln β(start, 0, w) for w = 1..n from plain probabilities, and whether each string stays within the range."""
     num, num_symbols, n = terminal.shape
     result = np.zeros((num, n))
     safe = np.ones(num, dtype=bool)

@@ -39,7 +39,7 @@ class Language(ABC):
     Subclasses implement the six abstract methods; the other methods are derived from them.
 
     Args:
-        symbols: the symbols in the order of their ids, which must be distinct and without spaces.
+        symbols: the symbols in the order of their ids; they must be distinct, not empty and without spaces.
         name: name of the language.
     """
 
@@ -53,7 +53,7 @@ class Language(ABC):
             raise FieldError("symbols", f"expected distinct symbols, got {twice!r} more than once")
         for symbol in self.symbols:
             if not isinstance(symbol, str) or not symbol or symbol != "".join(symbol.split()):
-                raise FieldError("symbols", f"expected words without spaces, got {symbol!r}")
+                raise FieldError("symbols", f"expected non-empty text without spaces, got {symbol!r}")
         self._single_characters = all(len(symbol) == 1 for symbol in self.symbols)
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Language(ABC):
 
         Args:
             length: length of the strings.
-            generator: draws the sample, if the entropy has to be estimated.
+            generator: source of randomness; needed only if the entropy has to be estimated from a sample.
             n: size of the sample.
         """
 
@@ -144,12 +144,12 @@ class Language(ABC):
     def possible_next_symbols(self, strings: String | Iterable[String]) -> Any:
         """Return which symbols can follow each prefix of a string in some string of the language.
 
-        Strings of all lengths are considered, and only whether they are possible, not how probable they are.
+        Strings of all lengths count, however small their probability is.
 
         Returns:
             (n+1, V+1) truth values for one string of n symbols, a list of such arrays for a list of strings. Row t
-            belongs to the first t symbols; the last column is the end of the string. The row of a prefix with which
-            no string of the language begins is False everywhere.
+            belongs to the first t symbols; the last column is the end of the string. If no string of the language
+            begins with a prefix, its row is False everywhere.
 
         Examples::
 

@@ -25,7 +25,7 @@ class GrammarError(ValueError):
 
 
 class Rule(NamedTuple):
-    """`lhs -> rhs` with a weight; the weights of one left-hand side are divided by their sum."""
+    """`lhs -> rhs` with a weight; `PCFG` divides the weights of each left-hand side by their sum."""
 
     lhs: str
     rhs: tuple[str, ...]
@@ -109,11 +109,11 @@ def parse_grammar(text: str, source: str = "grammar") -> ParsedGrammar:
     if start is None:
         start = rules[0].lhs[1:]
     elif f"\0{start}" not in known:
-        raise GrammarError(f"{start_place}: start symbol {start!r} has no rule")
+        raise GrammarError(f"{start_place}: expected a start symbol that has a rule, got {start!r}")
     clash = sorted(symbol for symbol in terminals if f"\0{symbol}" in known)
     if clash:
         place = next(p for r, p in zip(rules, places, strict=True) if clash[0] in r.rhs)
-        raise GrammarError(f"{place}: {clash[0]!r} is used both as a terminal and as a nonterminal")
+        raise GrammarError(f"{place}: expected a terminal or a nonterminal, got {clash[0]!r}, which is used as both")
     clean = [Rule(r.lhs[1:], tuple(s.removeprefix("\0") for s in r.rhs), r.weight) for r in rules]
     return ParsedGrammar(clean, places, start, list(terminals), weighted)
 

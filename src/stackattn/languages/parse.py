@@ -145,7 +145,7 @@ class Viterbi:
                     heapq.heappush(queue, (-total, user.lhs, r))
 
     def _best_chains(self, live: set[int]) -> None:
-        """Find the best chain of steps, each keeping one symbol, for each pair of symbols (Floyd-Warshall)."""
+        """Find the best chain of steps that each keep one symbol, for each pair of symbols (Floyd-Warshall)."""
         size = self.binary.num_symbols
         edge = np.full((size, size), -np.inf)
         self.edge_rule: dict[tuple[int, int], tuple[int, int]] = {}  # rule, and which of its symbols is kept
@@ -227,7 +227,7 @@ class Viterbi:
         return chart
 
     def last_step(self, chart: np.ndarray, ids: np.ndarray, a: int, span: tuple[int, int]) -> tuple[int, list[_Span]]:
-        """Return the rule at the end of the best chain from `a`, and the spans of its symbols."""
+        """Return the rule at the end of the best chain from `a`, and the spans of the rule's symbols."""
         start, width = span
         if width == 1:
             return int(self.terminal_end[a, ids[start]]), []

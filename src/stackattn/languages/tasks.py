@@ -1,9 +1,10 @@
 """The languages of the experiments, as functions and by name.
 
 Each context-free language is a grammar built from its parameters. A process that continues μ times on average continues
-with probability μ / (μ + 1). `variant="published"` gives the distribution of the published experiments, in which the
-root of a derivation is never expanded by an empty rule or by a unary rule with a nonterminal: Dyck strings have at
-least two outermost pairs, and in unmarked and padded reversals w is not empty. A separate start symbol implements this.
+with probability μ / (μ + 1) at each step. `variant="published"` gives the distribution of the published experiments, in
+which the root of a derivation is never expanded by an empty rule or by a unary rule with a nonterminal: Dyck strings
+have at least two outermost pairs, and in unmarked and padded reversals w is not empty. A separate start symbol
+implements this.
 """
 
 import difflib
@@ -102,17 +103,18 @@ def hardest_cfl(
 ) -> PCFG:
     """Greibach's hardest context-free language: a Dyck string hidden among decoys, over k bracket types.
 
-    A decoy is any sequence of brackets and `$`. On each side of a part of the Dyck string, a list of decoys, separated
-    by commas, consists of one short decoy, which may be empty, and any number of long ones, which are not empty.
+    A decoy is any sequence of brackets and `$`. Each part of the Dyck string has a list of decoys, separated by commas,
+    on either side: one short decoy, which may be empty, and any number of long ones, which are not empty.
 
     Args:
         k: number of bracket types.
         mean_commas: mean number of long decoys in such a list.
         mean_short_filler: mean length of a short decoy.
         mean_long_filler: mean length of a long decoy, at least 1.
-        semicolon_probability: probability that the Dyck string is interrupted by `;` and decoys at each possible place.
+        semicolon_probability: probability, at each possible place, that the Dyck string is interrupted by `;` and
+            decoys.
         mean_splits: mean number of pairs that follow the first one at the same level.
-        mean_depth: if each level had only one pair, mean number of pairs nested in the outermost one.
+        mean_depth: mean number of pairs nested in the outermost one, if each level had only one pair.
         variant: `plain` or `published`.
     """
     brackets = _brackets(k)
@@ -162,7 +164,7 @@ TASKS: dict[str, Callable[..., Language]] = {
 def is_grammar_file(name: str) -> bool:
     """Return whether a name looks like the path of a grammar file; the file need not exist."""
     path = Path(name)
-    # os.path.exists is False for names that are too long, where Path.exists raises an error
+    # For names that are too long, os.path.exists returns False, but Path.exists raises an error.
     return name not in TASKS and (os.path.exists(name) or bool(path.suffix) or len(path.parts) > 1)
 
 

@@ -298,7 +298,7 @@ def _read(
     """Read the prompts, and return the log-probabilities (B, V) of the next token and the state."""
     if prompts.dim() != 2 or prompts.shape[1] == 0 or prompts.is_floating_point():
         got = f"{tuple(prompts.shape)} of {prompts.dtype}"
-        raise ValueError(f"prompts: expected tokens of shape (B, T) with T at least 1, got {got}")
+        raise ValueError(f"prompts: expected integers of shape (B, T) with T at least 1, got {got}")
     B, T = prompts.shape
     if lengths is not None and (
         lengths.shape != (B,) or lengths.is_floating_point() or not all(1 <= n <= T for n in _on_host(lengths))

@@ -91,8 +91,8 @@ def load(folder: str | Path) -> nn.Module:
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a file is invalid, or `folder` is not a folder; the message names the path and, where it can, the
-            key or tensor.
+        ValueError: a file is invalid, or `folder` is not a folder; the message names the path and, where possible,
+            the key or tensor.
 
     Examples::
 

@@ -147,8 +147,8 @@ class TransformerLM(nn.Module):
                 Number of tokens of each sequence. Later tokens are padding: they are ignored, and their logits are
                 meaningless.
             starts: (B, T), bool, optional
-                True at the first token of each document, if rows contain several; each document is read as if it were
-                alone.
+                True at the first token of each document, for rows that contain several documents; each document is read
+                as if it were alone.
 
         Returns:
             Logits (B, T, output_size).

@@ -1,6 +1,7 @@
 """Registry of the stack attention layers, by kind of stack.
 
-The stacks of LSTMs (`models.lstm_stacks`) and traces (`analysis.traces`) have registries with the same keys.
+Traces (`analysis.traces`) and the stacks of LSTMs (`models.lstm_stacks`) have registries with the same names of kinds;
+LSTMs have no stratified stack.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class StackKind:
     layer: type[StackAttention]
     """Class of the attention layer. Its attribute `kind` is the name in the layer notation."""
     sizes: tuple[str, ...]
-    """Sizes in the order of the layer notation. They are also the names of the layer's arguments."""
+    """Names of the sizes, in the order of the layer notation. They are also the names of the layer's arguments."""
     abbreviation: str
     """Short name in labels of models, such as `Tf+Nd`."""
     published_push_activation: str

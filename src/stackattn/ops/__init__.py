@@ -1,4 +1,4 @@
-"""Operators: from actions to attention weights. Pure functions and immutable states on tensors, without parameters.
+"""Operators: from actions to attention weights. Functions and immutable states on tensors, without parameters.
 
 - superposition.py: `superposition_weights`, `superposition_readings`
 - nondeterministic.py: `nondeterministic_weights`

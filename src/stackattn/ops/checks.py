@@ -45,7 +45,7 @@ def check_transitions(log_push: Tensor, log_replace: Tensor, log_pop: Tensor, le
     if log_push.dim() != 6 or log_push.shape[2:4] != log_push.shape[4:6]:
         raise ValueError(f"log_push: expected shape (B, T, Q, S, Q, S), got {tuple(log_push.shape)}")
     if 0 in log_push.shape[2:]:
-        raise ValueError(f"log_push: expected at least one state and one symbol, got {tuple(log_push.shape)}")
+        raise ValueError(f"log_push: expected at least one state and one symbol, got shape {tuple(log_push.shape)}")
     for name, expected in (("log_replace", log_push.shape), ("log_pop", log_push.shape[:5])):
         if named[name].shape != expected:
             matching = f"shape {tuple(expected)} to match log_push {tuple(log_push.shape)}"
@@ -132,7 +132,7 @@ def check_same_automaton(name: str, steps: Tensor, num_states: int, num_symbols:
 
 
 def check_rows(rows: Tensor, state: Any) -> Tensor:
-    """A validated mask of the sequences of a state's batch."""
+    """The mask of sequences in the batch of a state, validated."""
     expected = f"rows: expected a bool tensor of shape ({state.batch_size},), got"
     if not isinstance(rows, Tensor) or rows.dtype != torch.bool:
         raise TypeError(f"{expected} {_description(rows)}")

@@ -1,7 +1,8 @@
 """Cross-entropy of logits and target classes that is fast on the CPU.
 
 PyTorch writes the log-probabilities of all classes, fills two more tensors of that size with gradients (mostly zeros),
-and, with label smoothing, reads and writes all of them once more. The kernel writes only the gradient.
+and, with label smoothing, reads and writes all of them once more. Of these tensors, the kernel writes only one: the
+gradient.
 """
 
 from __future__ import annotations

@@ -103,8 +103,9 @@ def _kernel_status() -> str:
 def choose(backend: str, device: torch.device, Q: int | None = None, S: int = 1, *, windowed: bool = False) -> str:
     """Resolve `"auto"` for tensors on `device`; raise if the requested backend cannot run there.
 
-    For an operator with Q states and S symbols (1 and 1: superposition), `"triton"` is compared with `"torch"` at its
-    first use on a device; if they disagree, the result is `"torch"`. Without Q, `"triton"` raises ValueError.
+    For an operator with Q states and S symbols (1 and 1 for the superposition stack), `"triton"` is compared with
+    `"torch"` at its first use on a device; if they disagree, the result is `"torch"`. Without Q, `"triton"` raises
+    ValueError.
     """
     if backend not in NAMES:
         raise ValueError(f"backend: expected one of {', '.join(map(repr, NAMES))}, got {backend!r}")

@@ -26,7 +26,7 @@ def by_documents(
     Args:
         function: called as `function(*tensors, lengths)` with documents (N, L, ...) and their lengths (N,), once for
             each range of lengths; returns (N, L, ...). If each row is one document, it is called once, with the
-            arguments of this function: `lengths` may be None.
+            tensors and lengths that `by_documents` received; `lengths` may then be None.
         starts: (B, T), bool
             True at the first step of each document. The first step of a row always starts a document. If the tensors
             are on a GPU, `starts` may be on the CPU; then the call does not wait for the GPU unless `lengths` is given.
@@ -173,7 +173,7 @@ def _to(device: torch.device, array: np.ndarray) -> Tensor:
 def _check(starts: Tensor, x: Tensor) -> tuple[int, int]:
     if not isinstance(starts, Tensor) or starts.dtype != torch.bool:
         found = starts.dtype if isinstance(starts, Tensor) else type(starts).__name__
-        raise TypeError(f"starts: expected a tensor of bool, got {found}")
+        raise TypeError(f"starts: expected a bool tensor, got {found}")
     if starts.shape != x.shape[:2]:
         raise ValueError(f"starts: expected shape {tuple(x.shape[:2])}, got {tuple(starts.shape)}")
     if starts.device != x.device and starts.device.type != "cpu":

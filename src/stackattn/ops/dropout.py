@@ -28,7 +28,7 @@ def dropout(x: Tensor, p: float, *, residual: Tensor | None = None, relu: bool =
     Args:
         x: any shape.
         p: probability of a zero, from 0 to less than 1; the other numbers are multiplied by 1 / (1 - p).
-        residual: the shape of `x`, optional. Returns `residual + dropout(x)`.
+        residual: a tensor of the shape of `x`, optional; if given, return `residual + dropout(x)`.
         relu: return `dropout(relu(x))`; not together with `residual`.
 
     Returns:

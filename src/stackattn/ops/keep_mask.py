@@ -1,4 +1,4 @@
-"""The random numbers of dropout: a seed for each call, and which numbers are kept as a function of that seed.
+"""The random numbers of dropout: a seed for each call, and the mask of kept numbers that the seed determines.
 
 The kernel computes the same function (kernel/keep_mask.h): each row of the mask has a key from SplitMix64, and each
 column a 32-bit hash under that key. The backward pass therefore computes the mask again instead of storing it, and
@@ -14,7 +14,7 @@ _LOW = (1 << 32) - 1
 
 
 def draw_seed() -> Tensor:
-    """() int64 from PyTorch's default generator, one for each call, so that resumed training draws the same masks."""
+    """The seed of a call, () int64, from PyTorch's default generator, so that resumed training draws the same masks."""
     return torch.randint(1 << 62, ())
 
 
@@ -40,5 +40,5 @@ def _signed(x: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x >> bits without the sign."""
+    """x >> bits as a logical shift, with zeros in place of copies of the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,8 +1,8 @@
 """Linear maps that are fast on AMD processors with AVX-512.
 
 PyTorch's float32 matrix products call MKL. On these processors, oneDNN, which is also part of PyTorch, is about twice
-as fast, and up to four times as fast for large matrices. PyTorch has no option that selects it for float32, so its
-operator is called directly. With AVX2 only, the gain is small. Other processors use PyTorch's own function.
+as fast, and up to four times as fast for large matrices. PyTorch has no option that selects it for float32, so the
+oneDNN operator is called directly. With AVX2 only, the gain is small. Other processors use PyTorch's own function.
 """
 
 from __future__ import annotations

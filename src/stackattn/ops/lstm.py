@@ -224,7 +224,8 @@ class _Layout:
     def gradients(self, gates: Tensor, actions: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         """Gradients of the inputs, both weights, the map and the bias.
 
-        Computed from the gradients (T, B, 4 h) and (T, B, actions + value) and the inputs of all steps.
+        They are computed from the gradients `gates` (T, B, 4 h) and `actions` (T, B, actions + value), and from the
+        inputs of all steps, `x` (T + 1, B, reading + h).
         """
         at, h = self.sizes.reading, self.h
         inputs = gates.unflatten(-1, (4, self.sizes.hidden))[..., :h].flatten(2).transpose(0, 1)

@@ -45,10 +45,10 @@ def nondeterministic_weights(
 
     Returns:
         (B, T, T + 1, Q, S)
-            `weights[b, t, i, r, y]`: the share of all runs that are in state r after step t, with symbol y on top, and
-            whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row that no run
-            reaches, because all runs are forbidden or have popped the bottom or an element that left the window, is
-            zero and has zero gradients.
+            `weights[b, t, i, r, y]`: the share, among all runs, of those that are in state r after step t, with symbol
+            y on top, and whose top element is the bottom (i = 0) or was pushed at step i - 1. Each row sums to 1; a row
+            that no run reaches, because all runs are forbidden or have popped the bottom or an element that left the
+            window, is zero and has zero gradients.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape or device, is out of range, or contains nan

@@ -95,7 +95,7 @@ class SuperpositionReadingState(TensorState):
             values: (B, c, m)
                 The vectors that are pushed.
             lengths: (B,), optional
-                Number of the c steps that each sequence takes. Later steps are ignored; their readings are zero.
+                How many of the c steps each sequence takes. Later steps are ignored; their readings are zero.
             starts: (B, c), bool, optional
                 True at the first step of each new document, before which the stack is emptied.
 
@@ -136,7 +136,7 @@ class NondeterministicReadingState(TensorState):
     """The state of a nondeterministic stack with a window. States are immutable: `extend` returns a new one.
 
     It keeps the transitions of the last `window - 1` steps and, for each of the last `window` time points, the weighted
-    sum of the top vectors of all runs. Vectors of single elements are not kept.
+    sum of the top vectors of all runs. Vectors of individual elements are not kept.
 
     Examples::
 
@@ -222,7 +222,7 @@ class NondeterministicReadingState(TensorState):
             values: (B, c, m)
                 The vectors that are pushed.
             lengths: (B,), optional
-                Number of the c steps that each sequence takes. Later steps are ignored; their readings are zero.
+                How many of the c steps each sequence takes. Later steps are ignored; their readings are zero.
             starts: (B, c), bool, optional
                 True at the first step of each new document, before which all elements except the bottom are removed.
 

@@ -38,7 +38,7 @@ def nondeterministic_readings(
     """Readings of the nondeterministic stack: the expected top vector, jointly with state and top symbol.
 
     The `cpp` backend keeps the charts of a call for the backward pass if they need at most 256 MB (the environment
-    variable STACKATTN_CHART_MEMORY sets another number of MB); otherwise it computes them again.
+    variable STACKATTN_CHART_MEMORY sets another limit, in MB); otherwise it computes them again.
 
     Args:
         log_push: (B, T, Q, S, Q, S), as in `nondeterministic_weights`.
@@ -48,7 +48,7 @@ def nondeterministic_readings(
             The bottom vector, then the vector that each step pushes.
         lengths: (B,), optional
             Number of steps of each sequence. Later steps are ignored; their readings and gradients are zero.
-        window: as in `nondeterministic_weights`. Time is then proportional to T, and so is memory.
+        window: as in `nondeterministic_weights`. Time and memory are then proportional to T.
         backend: `"auto"`, `"reference"`, `"torch"`, `"cpp"` or `"triton"`; see `stackattn.backends()`.
 
     Returns:

@@ -1,9 +1,9 @@
 """The equations of the stack attention paper (DuSell & Chiang, 2024), literal and slow: the oracle for the tests.
 
-They follow Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space); the stratified stack is from
-another paper. Time points are the paper's: step t = 1..n leads from t-1 to t and uses index t-1 of the arguments. All
-computation is in float64, and autograd differentiates it. At time points that no run reaches, readings, weights and
-gradients are zero.
+The functions follow Section 3.2.1 (superposition) and Appendix B (nondeterministic, in log space); the stratified
+stack is from another paper. Time points are the paper's: step t = 1..n leads from t-1 to t and uses index t-1 of the
+arguments. All computation is in float64, and autograd differentiates it. At time points that no run reaches, readings,
+weights and gradients are zero.
 """
 
 from collections.abc import Iterable, Mapping

@@ -14,7 +14,7 @@ import torch
 
 _library = torch.library.Library("stackattn", "DEF")
 
-NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass: use backend='reference'"
+NO_SECOND_DERIVATIVES = "this backend cannot differentiate its backward pass; use backend='reference'"
 
 
 def operator_with_backward(
@@ -78,7 +78,7 @@ class Operator:
         torch.library.register_fake(self._name, function, lib=_library)
 
     def gradient(self, function: Callable) -> None:
-        """Register `function(input tensors, memory, grad, *options)`: the gradients of all tensors except `lengths`.
+        """Register `function(tensors, memory, grad, *options)`; it returns gradients for all tensors but `lengths`.
 
         `grad` is the gradient of the first result; the other results are `memory`, which only the backward pass uses.
         If the operator saves its result, `memory` begins with the first result. The last tensor must be `lengths`.

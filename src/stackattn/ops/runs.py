@@ -62,7 +62,10 @@ class AutomatonRun:
     def listing(self, labels: Sequence[object] | None = None) -> str:
         """One line per step, indented by the depth of the affected element, so that a push and its pop are aligned.
 
-        `labels` (for example the input tokens) replace the step numbers; ValueError if there is not one for each step.
+        `labels` (for example the input tokens) replace the step numbers.
+
+        Raises:
+            ValueError: there is not exactly one label for each step.
         """
         texts = [str(label) for label in (range(len(self.operations)) if labels is None else labels)]
         if len(texts) != len(self.operations):

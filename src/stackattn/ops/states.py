@@ -1,8 +1,8 @@
 """Stacks that are extended step by step, as immutable states.
 
 Extending a state returns a new one and does not change the old one, so states can be branched and reordered.
-Successive states share an append-only buffer: the newest state is extended in place if the buffer has room; any other
-state is copied first. The gradient of a state is passed backwards as the gradient of its tensor, so that autograd
+Successive states share an append-only buffer: the newest state is extended in place if the buffer has room; otherwise,
+the state is copied first. The gradient of a state is passed backwards as the gradient of its tensor, so that autograd
 handles branches, losses on a prefix and repeated backward passes.
 """
 
@@ -65,7 +65,7 @@ class _State(TensorState):
     def restart(self: Self, rows: Tensor) -> Self:
         """The same state, with the initial stack for some sequences.
 
-        The steps before the restart still count in `length`, like steps that the sequence has not taken.
+        The steps before the restart still count in `length`, as padding does.
 
         Args:
             rows: (B,), bool
@@ -155,7 +155,7 @@ class SuperpositionState(_State):
             actions: (B, c, 3)
                 Weights of push, no-op and pop.
             lengths: (B,), optional
-                Number of the c steps that each sequence takes. Later steps are ignored; their rows are zero.
+                How many of the c steps each sequence takes. Later steps are ignored; their rows are zero.
 
         Returns:
             Attention weights (B, c, length + c), and the new state.
@@ -237,7 +237,7 @@ class NondeterministicState(_State):
             log_pop: (B, c, Q, S, Q)
                 Log weights of the transitions, as in `nondeterministic_weights`.
             lengths: (B,), optional
-                Number of the c steps that each sequence takes. Later steps are ignored; their rows are zero.
+                How many of the c steps each sequence takes. Later steps are ignored; their rows are zero.
 
         Returns:
             Attention weights (B, c, length + c + 1, Q, S), and the new state.
@@ -279,7 +279,7 @@ class NondeterministicState(_State):
     def _extend_exactly(self, rows: Tensor, lengths: Tensor | None) -> tuple[Tensor, NondeterministicState]:
         """Extend a state for which the range of float64 is not sufficient.
 
-        These rows, and those of all later steps, are computed from the first step.
+        The weights of these steps, and of all later ones, are computed from the first step.
         """
         if self._backend == "cpp":  # the kernel would report step numbers counted from the first step
             self._check_numbers(rows, lengths)

@@ -108,12 +108,16 @@ class StratifiedState(TensorState):
     _backend = "torch"
 
     def __init__(self, upwards: Tensor, length: int):
-        self._tensor = upwards  # (B, length): the strength of each element together with all elements above it
+        self._tensor = upwards  # (B, length): the total strength of each element and all elements above it
         self.length = length
 
     @classmethod
     def empty(cls, batch_size: int, *, device: torch.device | str = "cpu") -> StratifiedState:
-        """States of `batch_size` empty stacks on `device`. ValueError if `batch_size` is not a non-negative integer."""
+        """States of `batch_size` empty stacks on `device`.
+
+        Raises:
+            ValueError: `batch_size` is not a non-negative integer.
+        """
         checks.check_count("batch_size", batch_size, least=0)
         return cls(torch.zeros(batch_size, 0, dtype=torch.float64, device=device), 0)
 
@@ -139,7 +143,7 @@ class StratifiedState(TensorState):
             push, pop: (B, c) each
                 Strengths, as in `stratified_weights`.
             lengths: (B,), optional
-                Number of the c steps that each sequence takes. Later steps are ignored.
+                How many of the c steps each sequence takes. Later steps are ignored.
 
         Returns:
             Attention weights (B, c, length + c), zero for ignored steps, and the new state.

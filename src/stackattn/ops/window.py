@@ -2,10 +2,10 @@
 
 Runs may read and replace such an element but not pop it. Time is linear in the number of steps, and later rows depend
 only on the last `window - 1` steps and the last `window` *rows*. A row (Q S (m + 2) + 1 numbers) sums over all runs up
-to a time point. For each state and symbol on top, it has the weighted sum of the runs' top vectors and the sum of their
-weights, both in units of 2^e times the mass of all runs, and e; its last number is the logarithm of that mass, relative
-to the row before. Without the exponents e, runs of very small weight would underflow in float64. See docs/maths.md,
-section 10.
+to a time point. For each state and symbol on top, it has the weighted sum of the runs' top vectors, the sum of the
+runs' weights, and an exponent e; both sums are in units of 2^e times the mass of all runs. The last number of a row is
+the logarithm of that mass, relative to the row before. Without the exponents e, runs of very small weight would
+underflow in float64. See docs/maths.md, section 10.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def rows_after(
         history: (B, H + 1, Q S (m + 2) + 1), float64
             The last rows so far, with zeros before the first one.
         lengths: (B,), optional
-            Number of the T steps that each sequence takes; later rows are zero.
+            How many of the T steps each sequence takes; later rows are zero.
         window: as in `nondeterministic_weights`.
         backend: `"torch"`, `"cpp"` or `"triton"`.
 

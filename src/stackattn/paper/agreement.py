@@ -24,7 +24,7 @@ REAL, DERIVED = "real top", "best run"
 
 @dataclass(frozen=True)
 class Point:
-    """A run, its loss and the agreement of its stack."""
+    """A run and the agreement of its stack."""
 
     cell: Cell
     run: LoadedRun
@@ -65,7 +65,7 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def measure(cells: Sequence[Cell]) -> list[Point]:
-    """The agreement of each run that has a stack, on the same strings for each task; measured now if necessary."""
+    """The agreement of each run that has a stack, on the same strings for all runs of a task; measured if necessary."""
     labelled: dict[Any, LabelledStrings] = {}
 
     def measure_run(folder: Path) -> dict[str, Any]:

@@ -32,13 +32,13 @@ class Cell:
         return f"{sum(TrainingRun(folder).finished for folder in self.folders)} of {self.evaluated}"
 
     def restarts(self, figure: str, form: str) -> list[str]:
-        """Best, median and worst figure of the evaluated restarts, and a list of all: "rate: figure, epochs; ...".
+        """Best, median and worst value of the evaluated restarts, and a list of all: "rate: value, epochs; ...".
 
         An asterisk marks a restart that is not finished. The result is empty if no restart has been evaluated.
 
         Args:
-            figure: name of a figure in the metrics, of which lower is better.
-            form: format of the figure, such as `.4f`.
+            figure: key of the value in the metrics; lower values are better.
+            form: format of the value, such as `.4f`.
         """
         evaluated = [(run, run.best_evaluation()) for run in map(TrainingRun, self.folders)]
         found = [(best[figure], run) for run, best in evaluated if best is not None]

@@ -5,7 +5,7 @@ A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, withou
 - `demo/MODEL`: the three models of `stackattn demo`
 - `figure-2/TASK/MODEL`, `table-2/ptb/MODEL`, `table-3/D_MODEL/MODEL`: the paper's experiments
 - `validity/TASK/MODEL`: single stack layers without softmax attention or positions, for length generalisation
-- `long/TASK/MODEL`: models whose stacks have a window or a limited depth, and exact models
+- `long/TASK/MODEL`: models whose stacks have a window or a limited depth, and exact models for comparison
 - `documents/TASK/MODEL`: language models trained on articles, with softmax attention alone and with limited stacks
 - `sentences/TASK/MODEL`: small language models of sentences, with a control for the initial weights
 - `table-2/wikitext-2/MODEL`, `table-3/small/MODEL`: smaller models on other corpora
@@ -84,4 +84,4 @@ def load_configuration(
         if overrides or Path(name).exists():
             raise
         # shipped configurations are valid
-        raise ConfigError(f"{error}; this shipped configuration belongs to another command than {command}") from None
+        raise ConfigError(f"{error}; this shipped configuration belongs to a command other than {command}") from None

@@ -39,7 +39,7 @@ def results_of_test(
 
 
 def measured_once(folder: Path, file: str, measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """The contents of another file in a run's folder, measured now unless the file belongs to the run's best model.
+    """The contents of a JSON file of measurements, measured now unless the file belongs to the run's best model.
 
     Like `results_of_test`, it returns an empty dictionary if nothing can be measured, and the stored measurements if
     the model was not kept.

@@ -1,4 +1,4 @@
-"""The paper's Table 1 (parallel time), from counting the dependent steps of this package's operators.
+"""The paper's Table 1 (parallel time), by counting the dependent steps of this package's operators.
 
 With unlimited processors, an operation on tensors takes one step for each product or function of its elements, and
 the sum (or maximum) of k numbers takes log2(k) steps, rounded up. The functions inside softmax and logsumexp are not

@@ -36,7 +36,7 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
         name: name of the files, without suffix.
         header: column titles, all different.
         rows: cells as text; the first two are the task and the model. Each task is printed as a table of its own.
-        notes: text below the table; in LaTeX a comment above it, and not written to CSV.
+        notes: text below the table; a comment above it in LaTeX; omitted in CSV.
         out: folder to write to.
 
     Returns:

@@ -71,7 +71,8 @@ class BitextOptions:
     pieces: int = 32_000
     """Maximum number of pieces to learn; a small text yields fewer."""
     threshold: int = 50
-    """A language uses a piece of several characters only if it occurs at least this often in its training sentences."""
+    """A language uses a piece of several characters only if the piece occurs at least this often in the training
+    sentences of that language."""
 
 
 def prepare_bitext(

@@ -64,7 +64,7 @@ def load_model(model: bytes, name: str = "") -> Any:
     """Return the SentencePiece processor of a model; `name` is the name of its file, for error messages.
 
     Raises:
-        ValueError: this is not a SentencePiece model.
+        ValueError: `model` is not a SentencePiece model.
     """
     processor = sentencepiece().SentencePieceProcessor()
     try:
@@ -83,7 +83,7 @@ def read_model(path: Path, expected: object) -> bytes:
     """Return the serialised model in a file; errors name the file.
 
     Raises:
-        ValueError: this is not a SentencePiece model, or its checksum is not `expected` (None: not checked).
+        ValueError: the file is not a SentencePiece model, or its checksum is not `expected` (None: not checked).
     """
     model = path.read_bytes()
     load_model(model, str(path))

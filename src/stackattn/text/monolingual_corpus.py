@@ -20,7 +20,7 @@ Sentences = list[list[str]]
 
 
 class MonolingualCorpus(Corpus):
-    """A corpus made by `stackattn lm prepare` or `prepare-ptb`.
+    """A corpus made by `stackattn lm prepare` or `stackattn lm prepare-ptb`.
 
     Example::
 

@@ -17,7 +17,7 @@ class PackedRows:
 
     inputs: Tensor  # (R, N)
     targets: Tensor  # (R, N)
-    starts: Tensor  # (R, N), bool: whether a document begins at a token, which is BOS
+    starts: Tensor  # (R, N), bool: whether a token is BOS, which begins a document
     lengths: Tensor  # (R,): N, except for the last row
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class PackedRows:
         return PackedRows(self.inputs[index], self.targets[index], self.starts[index], self.lengths[index])
 
     def to(self, device: torch.device) -> PackedRows:
-        """Move all tensors but `starts`, which models read on the CPU."""
+        """Return the rows with all tensors on a device, except `starts`, which models read on the CPU."""
         inputs, targets, lengths = (x.to(device, non_blocking=True) for x in (self.inputs, self.targets, self.lengths))
         return PackedRows(inputs, targets, self.starts, lengths)
 

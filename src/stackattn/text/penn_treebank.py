@@ -50,7 +50,8 @@ def prepare_treebank(
     Raises:
         FileExistsError: the folder exists.
         FileNotFoundError: `path` does not exist or contains no `.mrg` files.
-        ValueError: sections are missing, or a tree is invalid; for a tree, the message names the file and the line.
+        ValueError: `shares` is invalid, a section is missing, a file occurs twice, or a tree is invalid; for a tree,
+            the message names the file and the line.
     """
     check_new(folder)
     if shares is None and path.is_file():
@@ -80,7 +81,7 @@ def by_section(files: Iterable[Path]) -> dict[int, list[Path]]:
     named: dict[str, Path] = {}
     for file in files:
         if _NAME.fullmatch(file.name) and (other := named.setdefault(file.name.lower(), file)) != file:
-            raise ValueError(f"{file.name} was found twice: {other} and {file}; pass the folder of one copy")
+            raise ValueError(f"expected one file {file.name}, found {other} and {file}; pass the folder of one copy")
     sections: dict[int, list[Path]] = {}
     for name in sorted(named):
         sections.setdefault(int(name[4:6]), []).append(named[name])

@@ -67,7 +67,7 @@ class PieceTokenizer(Tokenizer):
         return self._encode(0, sentences)
 
     def encode_target(self, sentences: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of target sentences, without BOS and EOS; a model can predict each of them."""
+        """Return the tokens of target sentences, without BOS and EOS; a model can predict all of these tokens."""
         return self._encode(1, sentences)
 
     def _encode(self, side: int, sentences: Sequence[str]) -> list[np.ndarray]:

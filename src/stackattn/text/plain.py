@@ -29,7 +29,7 @@ class PlainTextOptions:
     drop_headings: bool = False
     """Drop lines such as `= = Title = =`."""
     split_sentences: bool = False
-    """Split each line, a paragraph, into sentences."""
+    """Split each line (a paragraph) into sentences."""
     join_articles: bool = False
     """Join the lines of an article, from a title such as `= Title =` to the next title, into one document."""
     max_length: int | None = None

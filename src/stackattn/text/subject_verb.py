@@ -1,7 +1,8 @@
 """Minimal pairs for subject-verb agreement: the beginning of a sentence, and a verb in the singular and in the plural.
 
-Between the subject and the verb there are up to two nouns in prepositional phrases, the attractors. They have either
-the grammatical number of the subject or the other one, which misleads a model that looks for the last noun.
+Between the subject and the verb there are up to two nouns in prepositional phrases, the attractors. All of them have
+the grammatical number of the subject, or all have the other one. Attractors with the other number mislead a model that
+makes the verb agree with the last noun.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def parse_trees(lines: Iterable[str], source: str) -> Iterator[Tree]:
                 raise fail(number, "unmatched closing bracket" if token == ")" else f"expected a tree, got {token!r}")
             elif token != ")":
                 if inner[-1]:
-                    raise fail(number, f"{token!r} has no tag: expected (TAG {token})")
+                    raise fail(number, f"expected (TAG {token}), got {token!r} without a tag")
                 texts[-1].append(token)
             else:
                 open_at.pop()

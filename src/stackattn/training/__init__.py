@@ -7,7 +7,7 @@ sentences    options and code that lm and mt share
 translator   a trained translation model with its tokenizer
 options      the `training` section of configurations
 experiment   trains a configuration in a run folder
-origin       starts a run from the weights of another
+origin       starts a run from the weights of a saved model
 loop         the training loop
 metrics      names of the metrics, and the one by which runs are compared
 schedule     learning-rate schedule and early stopping

@@ -32,7 +32,7 @@ BUSY_SECONDS = 300  # how long to retry a locked run: a lost worker or a file se
 SEEN_SECONDS = 120  # how soon after its first evaluation a run must be visible here; file servers may be slow
 GRACE_SECONDS = 60  # how long runs may take to stop after the time limit
 CONNECT_SECONDS = 10  # how long to wait for an answer at the address of the cluster
-POLL_SECONDS = 1.0  # also the time between calls to on_batch
+POLL_SECONDS = 1.0  # also the minimum time between calls to on_batch
 
 WRONG_TOKEN = (
     "the cluster requires a token: copy ~/.ray/auth_token from its head node to this machine and set "
@@ -284,7 +284,8 @@ def _task(
         name = next(name for name in expected if found[name] != expected[name])
         return "failed", f"expected {name} {expected[name]} on all nodes, found {found[name]} on {socket.gethostname()}"
     if not Path(working_directory).is_dir():
-        return "failed", f"{socket.gethostname()} has no folder {working_directory}; all nodes must share it"
+        found_none = f"expected the folder {working_directory} on all nodes, found none on {socket.gethostname()}"
+        return "failed", f"{found_none}; all nodes must share it"
     os.chdir(working_directory)
     sender.send(("started", (socket.gethostname(),)))
     give_up = time.monotonic() + BUSY_SECONDS

@@ -86,7 +86,7 @@ def run_experiment(
     keep_freed_memory()
     try:
         with processes.together():
-            # started after building, so that an invalid configuration leaves no folder behind
+            # Started after building, so that an invalid configuration leaves no folder behind.
             state = processes.from_first(run.start(config, resume, origin) if processes.first else None)
             return train(model, task, config.training, run, state, callback, deadline, processes)
     finally:

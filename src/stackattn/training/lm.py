@@ -39,7 +39,7 @@ class LMDataOptions(SentenceDataOptions):
     folder: str
     """Folder of the corpus, created by `stackattn lm prepare` or `stackattn lm prepare-ptb`."""
     batch_tokens: int = 256
-    """Maximum size of a batch in tokens: number of sentences times length of the longest one."""
+    """Maximum size of a batch in tokens: number of sentences times the length of the longest one."""
     batch_tokens_range: tuple[int, int] = (128, 512)
     """Range from which each random restart draws `batch_tokens`."""
     count_bos: bool = True

@@ -1,8 +1,8 @@
 """Loggers: write the evaluations of a run as CSV, for TensorBoard or for Weights & Biases.
 
-A logger is opened when a run starts or resumes and then receives all evaluations from the first one on, so its record
-is complete even if the logger is added to a run later, or if the process was killed after an evaluation was written but
-before the logger received it.
+A logger is opened when a run starts or resumes and then receives all evaluations from the first one on. Its record is
+therefore complete even if the logger was added to the run later, or if the process was killed after an evaluation was
+written but before the logger received it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Logger(Protocol):
         ...
 
     def log(self, values: dict[str, Any]) -> None:
-        """Record an evaluation: its line in metrics.jsonl."""
+        """Record an evaluation, given its line in metrics.jsonl."""
         ...
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class TensorBoardLogger:
         self.check()
         from torch.utils.tensorboard import SummaryWriter
 
-        # earlier event files are superseded, because all evaluations are written again
+        # Earlier event files are superseded, because all evaluations are written again.
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
         self.started: float | None = None
 

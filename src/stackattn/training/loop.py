@@ -22,7 +22,7 @@ from .run_files import STATE, Progress
 from .schedule import EarlyStopping, plateau_scheduler
 
 NO_IMPROVEMENT = "no improvement"  # reason for early stopping
-CHECKPOINT_SECONDS = 300.0  # longest time between two checkpoints
+CHECKPOINT_SECONDS = 300.0  # time from a checkpoint until the next one is due
 
 
 class Task(Protocol):
@@ -45,7 +45,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return metrics on the validation set. `score` determines schedule and early stopping; lower is better."""
+        """Return metrics on the validation set. `score` determines the schedule and early stopping; lower is better."""
         ...
 
     def save(self, model: nn.Module, folder: Path) -> None:
@@ -61,8 +61,8 @@ class TrainingCallback(Protocol):
 
         Args:
             epoch: number of the epoch, counted from 0.
-            done: completed batches of the epoch.
-            total: all batches of the epoch.
+            done: number of completed batches of the epoch.
+            total: number of batches of the epoch.
             loss: loss of the batch.
         """
         ...
@@ -156,7 +156,7 @@ class _Training:
             every = self._interval(batches)
             while self.progress.batch < len(batches):
                 now = time.monotonic()
-                # clocks differ between processes, so all processes must agree
+                # Clocks differ between processes, so all processes must agree.
                 late, due = self.processes.mean(now > deadline, now - self.saved > CHECKPOINT_SECONDS)
                 self._step(batches[self.progress.batch], len(batches))
                 epoch_ends = self.progress.batch == len(batches)
@@ -211,7 +211,7 @@ class _Training:
             self.callback.on_batch(old.epoch, old.batch + 1, batches, value)
 
     def _gradients(self, batch: Any, size: int) -> float:
-        """Compute the gradients of a batch and return its loss, which is read last because reading waits for a GPU."""
+        """Compute the gradients of a batch; return its loss, which is read last because reading synchronises a GPU."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(batch, size)
         loss.backward()

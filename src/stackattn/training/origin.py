@@ -71,9 +71,9 @@ def load_origin(model: nn.Module, task: Task, origin: dict[str, str]) -> None:
         parts = sorted(path.name for path in Path(name).iterdir() if path.name not in (CONFIG, TENSORS))
         for part in parts:
             if not (folder / part).exists():
-                raise RunError(f"{folder}: expected a model with the vocabulary of the data, but {part} is missing")
+                raise RunError(f"{folder}: expected a model with the vocabulary of the data, found no {part}")
             if not filecmp.cmp(folder / part, Path(name) / part, shallow=False):
-                raise RunError(f"{folder}: expected a model with the vocabulary of the data, but {part} differs")
+                raise RunError(f"{folder}: expected a model with the vocabulary of the data, found a different {part}")
     model.load_state_dict(loaded.state_dict())
 
 

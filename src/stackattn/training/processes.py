@@ -63,7 +63,7 @@ class Processes:
                 self.device = find_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
             elif int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
                 raise ValueError(
-                    f"device: expected cuda under torchrun, which gives each process a GPU, got {device!r}"
+                    f"device: expected cuda without a number under torchrun, which assigns the GPUs, got {device!r}"
                 )
             torch.cuda.set_device(self.device)
 

@@ -92,7 +92,7 @@ class TrainingRun:
         return (self.folder / CONFIG).exists()
 
     def check(self, config: Any, resume: bool) -> dict[str, str]:
-        """Raise RunError unless a run with this configuration can be started (or, with `resume`, resumed) here.
+        """Raise RunError unless a run with this configuration can be started (or, with `resume`, resumed).
 
         When a run is resumed, the configuration may differ from that of the run in the keys `CHANGEABLE`.
 
@@ -140,10 +140,10 @@ class TrainingRun:
             write_json(self.folder / ENVIRONMENT, describe_environment())
             if not self.begun:
                 write_json(self.folder / ORIGIN, origin) if origin else (self.folder / ORIGIN).unlink(missing_ok=True)
-            # before config.json is written: if the process is killed in between, `check` must still find the changes
+            # Before config.json is written: if the process is killed in between, `check` must still find the changes.
             (self.folder / RESULT).unlink(missing_ok=True)
             if not self.begun or changes:
-                # last: if a step above fails, there is no run yet, and the folder can be used again
+                # Last: if a step above fails, there is no run yet, and the folder can be used again.
                 write_json(self.folder / CONFIG, to_values(config))
             self._started = True
         return state

@@ -34,7 +34,7 @@ def plateau_scheduler(
 
 @dataclass
 class EarlyStopping:
-    """Counts evaluations; `done` after `patience` evaluations in a row that are not strictly better than the best one.
+    """Counts evaluations; `done` is true after `patience` evaluations in a row that are not better than the best one.
 
     Example:
         >>> stopping = EarlyStopping(patience=1)

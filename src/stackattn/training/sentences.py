@@ -30,11 +30,11 @@ class SentenceDataOptions:
     batch_tokens: int
     """Maximum size of a batch in tokens."""
     fingerprint: str | None = None
-    """Fingerprint of the corpus; default: computed from the folder. A run cannot be resumed with a different corpus."""
+    """Fingerprint of the corpus; default: read from the folder. A run cannot be resumed with a different corpus."""
 
     def __post_init__(self) -> None:
         require(self.batch_tokens >= 1, "batch_tokens", "at least 1", self.batch_tokens)
-        # the corpus may be absent: reading a run does not require it
+        # The corpus may be absent: reading a run does not require it.
         if self.fingerprint is None and (Path(self.folder) / REPORT).exists():
             try:
                 object.__setattr__(self, "fingerprint", self.CORPUS(self.folder).fingerprint)

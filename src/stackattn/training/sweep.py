@@ -30,7 +30,7 @@ from .run import RunBusy, RunError, TrainingRun
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experiment)
-SHOWN_EVERY = 0.2  # seconds between calls to on_batch
+SHOWN_EVERY = 0.2  # minimum number of seconds between calls to on_batch
 
 
 def restart(config: E, number: int, seed: int = 0, cell: str = "") -> E:
@@ -39,7 +39,7 @@ def restart(config: E, number: int, seed: int = 0, cell: str = "") -> E:
     Args:
         config: the configuration to restart.
         number: number of the restart, counted from 0.
-        seed: seed of the sweep; with another seed, all restarts are drawn independently.
+        seed: seed of the sweep; another seed gives different draws for all restarts.
         cell: name of the experiment among several, such as `dyck/tf-nd`; each name has its own draws.
     """
     generator = np.random.default_rng([seed, number, *cell.encode()])
@@ -59,7 +59,7 @@ Job = tuple[Path, Experiment]  # the folder of a run and its configuration
 
 
 class Report(Protocol):
-    """Called when a run ends, with its result; `stopped` is the reason, `failed: ...` after an error."""
+    """Called when a run ends; in its result, `stopped` is the reason, or `failed: ...` after an error."""
 
     def __call__(self, folder: Path, result: dict[str, Any], /) -> None: ...
 

@@ -53,7 +53,7 @@ class Translator:
         Raises:
             FileNotFoundError: there is no model, or it has no tokenizer.
             RunError: the run has no best model.
-            ValueError: it is not a translation model with this tokenizer, or the device is not available.
+            ValueError: the model is not a translation model with this tokenizer, or the device is not available.
         """
         folder = model_folder(folder)
         model = load(folder)
@@ -80,7 +80,7 @@ class Translator:
         done(len(sentences) - len(full))
         sources = self.tokenizer.encode_source([normalise(sentences[i]) for i in full])
         costs = [len(source) + 1 for source in sources]
-        # longest first: the estimate of the remaining time is conservative, and a lack of memory is noticed early
+        # Longest first: the estimate of the remaining time is conservative, and a lack of memory is noticed early.
         for batch in reversed(token_batches(costs, costs, self.batch_tokens)):
             for i, text in zip(batch, self._translate([sources[i].tolist() for i in batch]), strict=True):
                 results[full[i]] = text

@@ -32,7 +32,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-// Each model has the same look in all charts: colour and width show the kind of stack, and LSTMs are dashed.
+// Each model has the same look in all charts: colour and width distinguish Nd, Sup and others; LSTMs are dashed.
 function lookOf(label) {
   const [stroke, width] = label.endsWith("Nd")
     ? ["var(--accent)", 2.6]
@@ -57,8 +57,8 @@ function endLabels(svg, ends, lowest) {
 }
 
 // series: [{name, label, look, points: [[x, y], ...], reference}]; a look is a set of SVG attributes, and a label is a
-// longer name. In a chart of up to 8 lines, they are labelled at their ends. Reference lines, and all lines of a larger
-// chart, are listed in a legend.
+// longer name. In a chart of up to 8 lines, those of models are labelled at their ends. Reference lines, and all
+// lines of a larger chart, are listed in a legend.
 function lineChart(title, series, { xName, yName, zero = true, marker = null }) {
   const named = series.length <= 8 ? series.filter((one) => !one.reference) : [];
   const longest = Math.max(0, ...named.map((one) => one.name.length));

@@ -310,12 +310,12 @@ class Stepper {
       );
     });
     const notes = [];
-    if (!truth) notes.push("No string of the language begins with these symbols.");
+    const [from, to] = this.text.lengths;
+    if (!truth) notes.push(`No string of ${from}–${to} symbols in the language begins with these symbols.`);
     else if (!this.text.inLanguage) notes.push(`The complete string is not in the language.${this.text.whyExcluded}`);
     if (truth && !this.text.seenLength) {
-      const [from, to] = this.text.lengths;
       notes.push(
-        `Training had no strings of this length. The language’s distribution shown is for ${from}–${to} symbols.`,
+        `Training had no strings of this length. The language’s distribution is shown for ${from}–${to} symbols.`,
       );
     }
     byId("next").replaceChildren(...bars);

@@ -20,7 +20,7 @@ from .cache import stack_cache_layer
 class NoWeights(nn.Module):
     """Module that returns None.
 
-    Hugging Face records it as the weights of a stack, so that the weights of other layers keep their positions.
+    Hugging Face records this None as the weights of a stack, so that the weights of other layers keep their positions.
     """
 
     def forward(self) -> None:
@@ -66,8 +66,8 @@ class CachedStackAttention(nn.Module):
             y = attend(x, None)
         else:
             y = without_padding_anywhere(attend, x, real)
-        # Only eager attention returns weights. Otherwise, nothing is recorded for the other layers, so that a None
-        # recorded here would be at the wrong index of `attentions`.
+        # Only eager attention returns weights. With other implementations, nothing is recorded for the other layers, so
+        # a None recorded here would be at the wrong index of `attentions`.
         if self.config is None or self.config._attn_implementation == "eager":
             self.no_weights()
         return self.dropout(y), None
@@ -184,7 +184,7 @@ def build_inserted(
 
 
 def _real_steps(mask: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Convert a mask of 2 or 4 dimensions to (B, T): which of the last T steps are not padding.
+    """Convert a mask of 2 or 4 dimensions to a mask (B, T) of those of the last T steps that are not padding.
 
     The second result is `x`; if the mask is invalid and values are not read, it is nan instead. While a model is being
     exported, the first result is None for 4-dimensional masks; their padding must be on the right.

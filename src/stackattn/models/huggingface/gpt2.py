@@ -69,9 +69,8 @@ class StackGPT2LMHeadModel(_StackGPT2, GPT2LMHeadModel):
     """GPT-2 language model with stack attention. It supports `generate`, `save_pretrained` and `from_pretrained`.
 
     Raises:
-        ValueError: `stack_layers` or `inserted_stacks` is not valid notation, `stack_layers` does not have
-            `n_layer` layers, `inserted_stacks` begins with a stack, or its numbers do not sum to
-            `n_layer`.
+        ValueError: `stack_layers` or `inserted_stacks` is not valid notation, `stack_layers` does not have `n_layer`
+            layers, `inserted_stacks` begins with a stack, or its numbers do not sum to `n_layer`.
 
     Examples::
 

@@ -57,7 +57,7 @@ Without the import, `AutoModelForCausalLM.from_pretrained("path of this folder",
 class StackPreTrainedModel(PreTrainedModel if TYPE_CHECKING else object):
     """Mixin of all models: initialises stacks, and saves a module for `trust_remote_code=True` and a model card."""
 
-    _is_stateful = True  # a stack cannot remove tokens, as assisted decoding requires
+    _is_stateful = True  # rules out assisted decoding, which removes tokens: a stack cannot do that
     auto_classes: ClassVar[dict[str, str]]
     """Names of the architecture's classes by Auto class; set by `register`."""
 
@@ -113,10 +113,13 @@ def register(config: Any, base: type[StackPreTrainedModel], language_model: type
 
 
 def train_only_stacks(model: nn.Module) -> int:
-    """Freeze all parameters except those of stacks, and return the number of parameters that remain trainable.
+    """Freeze all parameters except those of stacks and of the norms before inserted stacks.
 
     Args:
         model: a model with stack layers.
+
+    Returns:
+        The number of parameters that remain trainable.
 
     Raises:
         ValueError: the model has no stacks.

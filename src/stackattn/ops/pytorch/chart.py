@@ -1,8 +1,8 @@
-"""The chart of docs/maths.md in plain PyTorch: per step, five kernels forward and six backward.
+"""The chart of docs/maths.md in plain PyTorch: per step, five kernel launches forward and six backward.
 
 The code is generic in the type `Number`: a float64 tensor (fast, but with a limited range) or `Extended` (slow, with an
 unlimited range). The gradients are the same recurrences in reverse order. Products are written directly to their place
-in the chart, because on a GPU the number of kernels determines the time.
+in the chart, because on a GPU the number of launches determines the time.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _block_view(moves: Number, Q: int, result: int, source: int) -> Number:
 
 
 def _products_of_rows(a: Number, b: Number) -> Number:
-    """(n, B, rows, columns) twice -> (n, B, rows, rows): a @ b.mT, one kernel for each index of the shorter axis.
+    """(n, B, rows, columns) twice -> (n, B, rows, rows): a @ b.mT, one product for each index of the shorter axis.
 
     One product over both axes would copy a and b, because their first two axes are not evenly spaced.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_MOST_TERMS = 2**24  # terms of a matrix product that are in memory at once
+_MOST_TERMS = 2**24  # largest number of terms of a matrix product in memory at once
 LOWEST = -1e10  # logits this far below the largest one of their step have weight zero
 _ZERO_EXPONENT = -(2.0**50)  # below every sum of exponents
 _LN2 = 0.6931471805599453

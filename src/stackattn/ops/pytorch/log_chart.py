@@ -46,7 +46,7 @@ class LogChart(NamedTuple):
 def log_chart(
     log_push: Tensor, log_replace: Tensor, log_pop: Tensor, reduce: Reduce, window: int | None = None
 ) -> LogChart:
-    """The chart of (B,T,Q,S,Q,S), (B,T,Q,S,Q,S), (B,T,Q,S,Q) log weights; not differentiable.
+    """The chart of log weights (B,T,Q,S,Q,S), (B,T,Q,S,Q,S) and (B,T,Q,S,Q); not differentiable.
 
     `reduce` is the semiring's sum: `log_sum` or `torch.amax`. With a window, P is -inf beyond it.
     """

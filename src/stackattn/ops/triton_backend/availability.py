@@ -60,7 +60,7 @@ def require(device: torch.device) -> None:
 def works(device: torch.device, Q: int, S: int, windowed: bool = False) -> bool:
     """Whether the kernels agree with the `torch` backend on a tiny problem; checked once for each device, Q and S.
 
-    Windows have kernels of their own, which are checked when a window is first used.
+    The stack with a window has kernels of its own, which are checked when a window is first used.
 
     A wrong result, or an error of the compiler or the driver, causes one warning. The caller then uses the `torch`
     backend.

@@ -94,7 +94,8 @@ def fill(steps: Tensor, values: Tensor, history: Tensor, window: int) -> Rows:
     T = values.shape[1]
     options = configuration(Q, S)
     known = Rows.split(history, Q * S, extended=False)
-    numbers = known.numbers.new_zeros(window + T, *known.numbers.shape[1:])  # new rows in units of the mass before
+    # Until the division below, new rows are in units of the mass of the row before.
+    numbers = known.numbers.new_zeros(window + T, *known.numbers.shape[1:])
     numbers[:window] = known.numbers
     width = numbers.shape[3]
     pushable = with_one(values, numbers).contiguous()

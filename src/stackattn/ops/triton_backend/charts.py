@@ -105,8 +105,8 @@ def launch(
 ) -> None:
     """Launch a kernel whose arguments are the tensors it reads, those it writes, and sizes.
 
-    A launch never reads the entries that it writes of a tensor in both lists; the tests replace this function to
-    verify that.
+    If a tensor is in both lists, the launch does not read the entries that it writes; the tests replace this function
+    to verify that.
     """
     if all(grid):
         kernel[grid](*reads, *writes, *sizes, **options)

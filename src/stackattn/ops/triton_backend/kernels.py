@@ -11,7 +11,7 @@ operations, so results are the same in every run.
 
 The letters are those of NOTATION.md, with these additions and exceptions: a row `rho` and a column `c` are pairs (time
 point, state), and `m` is a state, padded to 16 because a matrix product has at least 16 rows. `e` and `f` are pairs
-(state, symbol): `f`, and `e` in `collect`, are all pairs, padded to E; elsewhere, `e` is the pairs of the states m and
+(state, symbol): `f`, and `e` in `collect`, are all pairs, padded to E; elsewhere, `e` are the pairs of the states m and
 the program's symbol. P and D are packed triangles: a row rho of time point j has the columns from (j + 1) Q on. Offsets
 are 64-bit: a chart can have more than 2^31 entries.
 """

@@ -1,7 +1,7 @@
 """The windowed nondeterministic stack in Triton, with the interface of pytorch/window.py.
 
-A batch is computed in parts that fit into memory. The criterion for the range of float64 and the padding are
-those of the `torch` backend.
+A batch is computed in parts that fit into memory. The criterion for the range of float64 and the handling of padding
+are those of the `torch` backend.
 """
 
 from __future__ import annotations

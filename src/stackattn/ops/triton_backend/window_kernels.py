@@ -8,7 +8,7 @@ launch computes one span for all starts j, symbols and sequences. A *lane* is a 
 lanes of a span are contiguous, and a program computes the Q x Q matrices of a block of lanes as sums of outer products,
 because they are too small for tensor cores.
 
-A row has Q S x width numbers, of which the last column is alpha. Row x is at the time point tau of the segment.
+A row has Q S x width numbers, of which the last column is alpha. Row x is at time point tau of the segment.
 """
 
 # pyright: reportMissingImports=false
@@ -25,7 +25,7 @@ _kernel = triton.jit(do_not_specialize=["n", "B", "width", "window", "s", "tau",
 
 @triton.jit
 def _in_band(kind, index, symbol, p, r, lane, lanes, window, Q: tl.constexpr, S: tl.constexpr):
-    """Offset in a band (2, window - 1, S, Q, Q, lanes). Kind 0 is P, of span index + 2; kind 1 is D, of index + 1."""
+    """Offset in a band (2, window - 1, S, Q, Q, lanes). Kind 0 is P with span index + 2, 1 is D with span index + 1."""
     return ((((kind * (window - 1) + index) * S + symbol) * Q + p) * Q + r) * lanes + lane
 
 

@@ -1,7 +1,8 @@
 // The two number systems of the charts, with the operation that takes most of the time: C (+)= sum of A x B.
 //
 // Linear    float64: fast, and exact enough while no relevant weight falls below 1e-308.
-// Extended  mantissa and exponent in separate doubles: 10 (forward pass) to 25 times slower, with unlimited range.
+// Extended  mantissa and exponent in separate doubles: practically unlimited range, but 10 times slower in the forward
+//           pass and 25 times slower with the backward pass.
 //
 // Matrices are row-major, with rows that start on a vector boundary; A may have any strides.
 #pragma once
@@ -74,7 +75,7 @@ struct Term {
 struct Linear {
   using Ptr = double*;
   using Value = double;
-  static constexpr int kPlanes = 1;  // doubles in which a number is stored
+  static constexpr int kPlanes = 1;  // doubles that store one number
   static const double* address(Ptr p) { return p; }
   static Ptr at(double* base, long) { return base; }
   static double get(Ptr p, long i) { return p[i]; }
@@ -118,7 +119,7 @@ struct Linear {
     }
   }
 
-  // out (cols x rows) = in (rows x cols) transposed; both sizes are whole vectors.
+  // out (cols x rows) = in (rows x cols) transposed; both sizes are multiples of kLanes.
   static void transpose(Ptr in, int rows, int cols, Ptr out) {
     for (int r = 0; r < rows; r += kLanes)
       for (int c = 0; c < cols; c += kLanes) {
@@ -174,7 +175,8 @@ struct Linear {
       }
   }
 
-  // Rows of a block of a large matrix. With 16 registers, 4 rows of several vectors need fewer loads than 8 of one.
+  // Rows of a block of a large matrix. With 16 registers, 4 rows of several vectors need fewer loads than 8 rows
+  // of one vector.
   static constexpr int kTall = kLanes == 8 ? 8 : 4;
 
   // The number of vectors per row for which all accumulators and one row of B, or one column of A, fit into the
@@ -216,8 +218,8 @@ struct Linear {
     }
   }
 
-  // out[r * rs + c * cs] += sum over the terms of row r of A times row c of B, whose rows have k entries. Rows start on
-  // a vector boundary, and the rows of A, or those of B, are zero from entry k to the next boundary.
+  // out[r * rs + c * cs] += the dot product of row r of A and row c of B, summed over the terms. Rows have k entries
+  // and start on a vector boundary, and the rows of A, or those of B, are zero from entry k to the next boundary.
   static void dots(const Term<Ptr>* terms, int count, int rows, int cols, Ptr out, long rs, long cs) {
     for (int r = 0; r < rows; r += 3)
       for (int c = 0; c < cols; c += 3) {
@@ -257,7 +259,7 @@ struct Linear {
 };
 
 // value = mantissa * 2^exponent, with 1 <= |mantissa| < 2, or mantissa 0. Exponents are integers stored as doubles,
-// because every vector unit adds and compares doubles.
+// because every vector unit can add and compare doubles.
 struct Extended {
   struct Value {
     double m, e;

@@ -1,7 +1,7 @@
 // Causal softmax attention with dropout of the weights. Compiled once for each instruction set.
 //
-// One head of one sequence at a time, `kRows` queries at once; only the logarithm of each row's sum is kept, and the
-// backward pass computes the weights again from it. Logarithms have base 2.
+// A thread processes one head of one sequence at a time, `kRows` queries at once. Only the logarithm of each row's sum
+// is kept; with it, the backward pass computes the weights again. Logarithms have base 2.
 #include <exception>
 
 #include "keep_mask.h"
@@ -16,7 +16,7 @@ constexpr float kLog2e = 1.4426950408889634f;
 // 16. With lengths such as 512, a stride without the 16 would be a power of two, and rows would compete for the same
 // cache lines.
 struct Head {
-  int n, size;  // steps and numbers in a vector
+  int n, size;  // number of steps; length of a vector
   long width, stride;
   float scale;
   Head(int64_t n, int64_t size)
@@ -75,7 +75,7 @@ void forward_head(Workspace& work, const Head& head, const Inputs& in, const Kee
     float factors[kRows];
     fgemm(Q + i0 * head.width, head.width, 1, KT, head.stride, n, end, head.size, P, head.stride, false);
     for (int r = 0; r < n; ++r) {
-      const int i = i0 + r, last = i / kFloats * kFloats;  // where the vector of column i begins
+      const int i = i0 + r, last = i / kFloats * kFloats;  // first column of the vector that contains column i
       float* p = P + r * head.stride;
       fstore(p + last, past(last, i) ? fload(p + last) : fsplat(-INFINITY));
       FVec largest = fload(p + last);

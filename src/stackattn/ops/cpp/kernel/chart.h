@@ -23,7 +23,8 @@ class Chart : public Tiles<A> {
   // Popping an empty superposition stack leaves it empty: alpha is 1 at every time point, and rows are not normalised.
   const bool superposition;
 
-  // A multiple of the vector length, and small for short sequences: small tiles waste less work below the diagonal.
+  // A multiple of the vector length; with 3 or 4 states, smaller for short sequences, because small tiles waste less
+  // work below the diagonal.
   static int block_size(int Q, int n) { return Q == 1 ? 48 : Q == 2 ? 24 : Q <= 4 && n > 128 ? 16 : 8; }
 
   // `columns` is the length of a panel's rows; 0: one column for each attention weight. The forward pass is stored in

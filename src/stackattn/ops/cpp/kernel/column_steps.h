@@ -121,7 +121,7 @@ struct Mixer {
     }
   }
 
-  // D[j -> t] for j = t-1 .. 1, from the pop weights of step t and the columns before it. `chart` provides P(k), the
+  // D[j -> t] for j = t-1 .. 1, from the pop weights of step t and the earlier columns. `chart` provides P(k), the
   // table of column k with rows p_row(k) apart, and push(k) and repl(k) as [to][from]. x (QS x Q), c (Q x Q) and y
   // (Q rows) are scratch memory.
   template <class Chart>

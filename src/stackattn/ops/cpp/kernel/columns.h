@@ -1,4 +1,4 @@
-// The chart one column at a time, for stacks that are extended step by step.
+// Computes the chart one column at a time, for stacks that are extended step by step.
 //
 // A state is one array of doubles for each sequence; an extension appends to it. Column t = 1, 2, ... contains
 //   P   [S w][Q r][(t-1) x Q]  P[j -> t][p,w -> r] for the time points j = 0..t-2 and states p
@@ -102,10 +102,10 @@ class Columns {
     }
   }
 
-  // The backward pass of `extend`. `dcolumn` is the gradient of column t, `grad` that of the columns before it, both
-  // without the contributions of step t. This function adds them to the push and replace parts of `dcolumn`, writes
-  // those of the pop weights to `dpop`, (q,x) x r, and writes the sum of `grad` and the others to `before`, which may
-  // be the same array as `grad`.
+  // The backward pass of `extend`. `dcolumn` is the gradient of column t and `grad` that of the earlier columns, both
+  // without the contributions of step t. Those to the push and replace weights are added to `dcolumn`. The gradient of
+  // the pop weights is written to `dpop`, (q,x) x r. The sum of `grad` and the contributions to the earlier columns is
+  // written to `before`, which may be the same array as `grad`.
   void retract(long t, double* dcolumn, const double* grad, double* before, double* dpop) {
     solve(t);
     const double* column = state_ + at_.offset[t];
@@ -164,7 +164,7 @@ class Columns {
       const double* column_k = state_ + at_.offset[k];
       const double* in = grad + at_.offset[k];
       double* out = before + at_.offset[k];
-      for (int w = 0; w < S; ++w) {  // x = sum of P[j -> k] dD[j -> t]
+      for (int w = 0; w < S; ++w) {  // x = sum over j of P[j -> k] dD[j -> t]
         dot_products(Q, d_, column_k + at_.p(k, w, 0), at_.p_row(k), dD_ + w * Q * ld_, ld_, at_.p_row(k));
         for (int p = 0; p < Q; ++p)
           for (int r = 0; r < Q; ++r) x_[(p * S + w) * Q + r] = d_[p * Q + r];

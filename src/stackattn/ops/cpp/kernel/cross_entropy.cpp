@@ -38,7 +38,8 @@ struct Rows {
 
   static Vector load(const T* p) { return *(const Vector*)p; }
   static void store(T* p, Vector v) { *(Vector*)p = v; }
-  // The last numbers of a row as a vector, padded with -inf, which changes neither the maximum nor the sum.
+  // The last numbers of a row as a vector, padded with -inf, which changes neither the maximum nor the sum of the
+  // exponentials.
   static Vector load_rest(const T* p, int64_t n) {
     Vector v = L::splat(-INFINITY);
     std::memcpy(&v, p, n * sizeof(T));

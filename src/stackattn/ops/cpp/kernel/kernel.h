@@ -2,8 +2,9 @@
 #pragma once
 #include <cstdint>
 
-// Sizes of a call. All arrays are contiguous; those of states and their gradients begin on a 64-byte boundary.
-// `lengths` may be null: every sequence then has all steps. If `wide`, the arrays hold doubles, otherwise floats.
+// Sizes of a call. All arrays are contiguous, except that states, their gradients and kept charts are contiguous rows
+// that begin on 64-byte boundaries. Arrays passed as `void*` hold doubles if `wide`, otherwise floats. `lengths` may be
+// null: every sequence then has all steps.
 struct Problem {
   int64_t batch, steps, states, symbols;
   const int64_t* lengths;
@@ -14,7 +15,7 @@ struct Problem {
 // Result of a call.
 struct Report {
   // 1, 2, 3: push, replace or pop contains nan or +inf (1 for a superposition stack: an action is nan or infinite);
-  // 0: all arguments are valid. `sequence` and `step` say where the first invalid number is.
+  // 0: all arguments are valid. `sequence` and `step` are the position of the first invalid number.
   int argument = 0;
   int64_t sequence = 0, step = 0;
   bool in_range = true;  // false: the range of float64 does not suffice for the state; see docs/maths.md
@@ -49,7 +50,7 @@ struct States {
 };
 
 // Memory for the charts of a batch, or for the bands of a windowed stack, `stride` doubles apart. If `data` is null,
-// they are computed again when they are needed.
+// nothing is stored, and the charts or bands are computed again when they are needed.
 struct Kept {
   double* data;
   int64_t stride;

@@ -18,8 +18,8 @@ inline FVec sigmoid(FVec x) {
 }
 inline FVec tanh(FVec x) { return fsplat(2.f) * sigmoid(x * fsplat(2.f)) - fsplat(1.f); }
 
-// Calls body(workspace, first, count) for parts of the batch. Results do not depend on how the batch is divided. With
-// more sequences in a part, each read of the weights serves more of them, but their stacks need more of the cache.
+// Calls body(workspace, first, count) for parts of the batch. Results do not depend on how the batch is divided. In a
+// larger part, each read of the weights serves more sequences, but their stacks need more of the cache.
 template <class Body>
 void for_each_part(const LSTMShape& p, Body body) {
   constexpr int64_t kMost = 16;

@@ -177,7 +177,7 @@ struct ReadingsCall {
         steps(steps_shape(call, superposition)), values({call.B, call.T + !superposition, m}),
         readings(superposition ? Shape{call.B, call.T, m} : Shape{call.B, call.T, call.Q, call.S, m}) {
     if (m < 1)
-      bad_value("values", "three axes, the last one at least 1",
+      bad_value("values", "three axes, the last of size at least 1",
                 values_in.is_valid() ? text(shape_of(values_in)) : "None");
   }
   Kept kept(const Array& array) const {
@@ -232,7 +232,7 @@ struct WindowCall {
     if (call.T < 1 || m < 1)
       bad_value("values", "at least one step and vectors of at least one number", text(shape_of(values_in)));
     if (before < 0)
-      bad_value("steps", "at least as many steps as values, " + std::to_string(call.T), text(shape_of(steps_in)));
+      bad_value("steps", "at least " + std::to_string(call.T) + " steps, one for each value", text(shape_of(steps_in)));
     if (before >= window)
       bad_value("window", "more than " + std::to_string(before) + ", the number of earlier steps",
                 std::to_string(window));
@@ -288,7 +288,7 @@ struct VectorsCall {
       const char* name = array == &values_in ? "values" : "stacks";
       if (!array->is_valid()) bad_type(name, "an array, got None");
       if (array->ndim() != 3 || array->shape(2) < 1)
-        bad_value(name, "three axes, the last one at least 1", text(shape_of(*array)));
+        bad_value(name, "three axes, the last of size at least 1", text(shape_of(*array)));
     }
     const int64_t m = values_in.shape(2), height = stacks_in.shape(1);
     if (depth < 1) bad_value("depth", "at least 1", std::to_string(depth));

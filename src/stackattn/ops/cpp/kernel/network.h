@@ -65,15 +65,15 @@ struct LSTMArrays {
 
 struct LSTMInputs {
   const float* inputs;      // (T,B,4 hidden): what the input and the bias add to the gates
-  const float* weight;      // (reading+hidden, 4 hidden): to the gates
-  const float *map, *bias;  // (hidden, actions+value) and (actions+value,): to actions and value
+  const float* weight;      // (reading+hidden, 4 hidden): from x to the gates
+  const float *map, *bias;  // (hidden, actions+value) and (actions+value,): from the hidden units to actions and value
 };
 
 // `weight` and `map` are transposed. The gradients of gates and actions are with respect to their values before the
 // activation functions. The caller sets `actions` to zero, since step 0 and the padding are not written.
 struct LSTMGradients {
   const float *weight, *map, *hidden;  // hidden: (T,B,hidden)
-  float *gates, *actions;              // results, like those of LSTMArrays
+  float *gates, *actions;              // results, with the shapes of those in LSTMArrays
 };
 
 // superposition_lstm.cpp. `stacks` has stack_size() numbers for each sequence.

@@ -45,7 +45,7 @@ class AttentionCall {
       : call_(packed, "packed", 3, lengths, threads) {
     const int64_t width = packed.shape(2);
     if (heads < 1 || width == 0 || width % (3 * heads))
-      bad_value("packed", "rows of queries, keys and values of " + std::to_string(heads) + " heads of equal size",
+      bad_value("packed", "rows of queries, keys and values for " + std::to_string(heads) + " heads of equal size",
                 text(shape_of(packed)));
     shape = {call_.B, call_.T, heads, width / (3 * heads), call_.problem.lengths, threads};
   }
@@ -102,7 +102,7 @@ struct LSTMCall {
       bad_value("sizes of reading, hidden state, actions and value", "positive multiples of 8",
                 text({m, h, choices, value}));
     if (value_size < 1 || value_size > value)
-      bad_value("value_size", "1 to " + std::to_string(value), std::to_string(value_size));
+      bad_value("value_size", "an integer from 1 to " + std::to_string(value), std::to_string(value_size));
     shape = {B, T, h, m, choices, value, value_size, threads};
     arrays = {output(x, "x", {T + 1, B, m + h}), output(gates, "gates", {T, B, 4 * h}),
               output(cells, "cells", {T + 1, B, h}), output(actions, "actions", {T, B, A})};
@@ -280,7 +280,7 @@ void add_network(nb::module_& m, const Network& network) {
   m.def("sum_of_products", [&network](Array a, Array b, Array out, int threads) {
     const Shape left = any_shape(a, "a"), right = any_shape(b, "b");
     if (left.size() != 2) bad_value("a", "two axes", text(left));
-    if (right.size() != 2 || right[1] % 8) bad_value("b", "two axes, the last one a multiple of 8", text(right));
+    if (right.size() != 2 || right[1] % 8) bad_value("b", "two axes, and a multiple of 8 columns", text(right));
     const float *x = input(a, "a", left), *y = input(b, "b", {left[0], right[1]});
     float* sums = output(out, "out", {left[1], right[1]});
     released([&] { network.sum_of_products(left[0], left[1], right[1], x, y, sums, threads); });

@@ -1,7 +1,7 @@
 // The nondeterministic stack one step at a time, with readings instead of attention weights, and its backward pass.
 //
-// As in readings.h, the chart carries sum over i of F[i -> t] v[i], and a column of ones for alpha. As in columns.h,
-// step t appends column t of the chart. The arrays of one sequence of n steps, with letters as in NOTATION.md:
+// As in readings.h, the chart carries the sum over i of F[i -> t] (v[i], 1). As in columns.h, step t appends column t
+// of the chart. The arrays of one sequence of n steps, with letters as in NOTATION.md:
 //   values        [t][c]            rows of W numbers: the vector pushed at step t (the bottom vector at 0), 1, zeros
 //   F             [y][t][r][c]      rows of W numbers, t = 0..n
 //   transitions   [t]               push and replace as [to][from] and as [from][to], pop as [from][r]

@@ -1,8 +1,8 @@
 // The chart with stack readings instead of attention weights.
 //
-// Attention weights enter the chart linearly. Instead of all F[i -> t], it can therefore carry the sum over i of
-// F[i -> t] v[i]: m columns for the values, and one of ones for alpha, instead of a column for each i. See
-// docs/maths.md, section 2.
+// The recurrence of F is linear and the same for every i. Instead of all F[i -> t], the chart can therefore carry the
+// sum over i of F[i -> t] (v[i], 1): m columns for the values and one for alpha, instead of a column for each i. See
+// docs/maths.md, section 10.
 #pragma once
 #include "chart.h"
 
@@ -20,7 +20,8 @@ class ReadingChart : public Chart<A> {
 
  public:
   using Base::blocks, Base::dpush, Base::drepl, Base::n, Base::push, Base::Q, Base::QS, Base::repl, Base::S;
-  const int m, W;  // numbers in a value, and columns: values, 1 and zeros up to a multiple of 8
+  const int m;  // numbers in a value
+  const int W;  // length of a row: a value, 1, and zeros up to a multiple of 8
 
   static int width(int m) { return (m + 8) / 8 * 8; }
 

@@ -16,9 +16,9 @@
 namespace STACKATTN_KERNEL {
 namespace {
 
-// Smallest mass of all runs for which float64 arithmetic is exact enough. A weight that underflows (below 1e-308) can
-// later grow in relative size by at most 1 / mass. While no mass is below e^-600, lost weights cannot matter; see
-// docs/maths.md, section 6.
+// Smallest mass (the total weight of all runs) for which float64 arithmetic is exact enough. A weight that underflows
+// (below 1e-308) can later grow in relative size by at most 1 / mass. While no mass is below e^-600, lost weights
+// cannot matter; see docs/maths.md, section 6.
 constexpr double kSmallestMass = 2.6e-261;
 
 // While an object of this class exists, its thread flushes denormal numbers to zero: they are slow, and too small to

@@ -1,4 +1,4 @@
-// The transition weights of the steps of one sequence, and their gradients: base class of the charts.
+// The transition weights of the steps of one sequence, and their gradients: base class of `Tiles`.
 #pragma once
 
 namespace STACKATTN_KERNEL {

@@ -36,7 +36,7 @@ class Stacks {
     const FVec push = fsplat(action[0]), keep = fsplat(action[1]), pop = fsplat(action[2]);
     const float* before = stacks_ + b * size_ + level(t - 1, m_);
     float* after = stacks_ + b * size_ + level(t, m_);
-    for (long d = 0; d < t; ++d)  // the stack before has t - 1 elements, then zeros
+    for (long d = 0; d < t; ++d)  // the previous stack has t - 1 elements, then zeros
       for (long i = 0; i < m_; i += kFloats) {
         const FVec above = d ? fload(before + (d - 1) * m_ + i) : fload(value + i);
         fstore(after + d * m_ + i,

@@ -9,8 +9,8 @@ namespace STACKATTN_KERNEL {
 namespace {
 
 constexpr int kBytes = 8 * kLanes;
-// How many steps ahead vectors are prefetched. A unit reads a few columns of long rows, so every step
-// needs another cache line, and would otherwise wait for memory if the sequence does not fit into the cache.
+// Vectors are prefetched this many steps ahead. A unit reads a few columns of long rows, so every step needs another
+// cache line, and would otherwise wait for memory if the sequence does not fit into the cache.
 constexpr int64_t kAhead = 8;
 
 template <class R>
@@ -34,8 +34,8 @@ struct Columns {
   }
 };
 
-// The number of elements that are computed after step t. An element that is too deep to be on top at any later step is
-// left out if the last stack is not a result: this halves the time.
+// The number of elements that are computed after step t. Unless the last stack is part of the result, elements that are
+// too deep to be on top at any later step are left out, which halves the time.
 struct Heights {
   int64_t start, depth, steps;
   bool with_stack;

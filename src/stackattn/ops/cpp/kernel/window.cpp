@@ -10,7 +10,7 @@ namespace STACKATTN_KERNEL {
 namespace {
 
 // Largest difference between the log mass of all runs and the log mass of the runs in one entry, `span` steps later,
-// for which float64 suffices. Corresponds to kSmallestMass, which is e^-600.
+// for which float64 suffices. Corresponds to kSmallestMass, which is about e^-600.
 constexpr double kLargestFall = 600;
 
 // One sequence: `before` earlier steps and `before` + 1 earlier rows, then `length` new steps and rows.
@@ -87,7 +87,7 @@ struct WindowSequence {
     }
     return all_reached || lightest_run() + std::log(least_of_all) >= -kLargestFall;
   }
-  // A lower bound for the log weight of the runs of `span` steps. If it is in range, an entry can be zero only because
+  // A lower bound on the log weight of the runs of `span` steps. If it is in range, an entry can be zero only because
   // of forbidden transitions, and not because its runs underflowed.
   double lightest_run() const {
     StepVector<double> lightest(before + length);  // log weight of the lightest transition of each step
@@ -141,7 +141,7 @@ struct WindowSequence {
     copy_rows(part, rows, 0, part.known, true);
     return {};
   }
-  // Copies rows from..to between the segment and the whole sequence: to the segment if `load`.
+  // Copies rows `from` to `to` between the segment and the whole sequence: into the segment if `load`.
   template <class A>
   void copy_rows(Part<A>& part, const Rows<A>& rows, int from, int to, bool load) const {
     auto& chart = part.chart;
@@ -244,7 +244,7 @@ struct WindowSequence {
     for (int t = 0; t < kept; ++t)
       for (int s = 0; s < QS; ++s) {
         const int64_t at = old_row(t + before + 1 - kept) + s * (m + 2);
-        if (in.history[at + m] == 0) continue;  // no run, as in WindowChart::unfill_row
+        if (in.history[at + m] == 0) continue;  // no runs, as in WindowChart::unfill_row
         for (int c = 0; c <= m; ++c) {
           const auto gradient = A::get(later.numbers, t * in_row + s * (m + 1) + c);
           out.history[at + c] = A::to_double(times_power(A{}, gradient, in.history[at + m + 1]));

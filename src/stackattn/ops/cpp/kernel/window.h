@@ -1,7 +1,7 @@
 // The chart and the rows of the windowed stack, for one segment of a sequence (docs/maths.md, section 10).
 //
-// Rows are computed block by block. Inside a block, they are in units of the mass before its first row, so that the
-// rows of earlier blocks are scaled once for the whole block; at its end, each row is divided by its own mass.
+// Rows are computed block by block. Inside a block, rows are in units of the mass before the block, so that the rows of
+// earlier blocks are scaled once for the whole block. At the end of the block, each row is divided by its own mass.
 #pragma once
 #include "tiles.h"
 #include "workspace.h"
@@ -35,7 +35,7 @@ class WindowChart : public Tiles<A> {
   static constexpr int b = 8;  // small blocks waste less work at the borders of the band
   using Base::dpush, Base::drepl, Base::n, Base::push, Base::Q, Base::QS, Base::repl, Base::S;
   const int m, window;
-  const int W;  // length of a row's parts: m values, alpha and zeros up to a whole number of vectors
+  const int W;  // length of a row's parts: m values, alpha, and zeros up to a multiple of 8
 
   WindowChart(Workspace& work, int n, int Q, int S, int m, int window, bool with_gradient)
       : Base(n, Q, S, b, (window + b - 1) / b), m(m), window(window), W((m + 8) / 8 * 8),
@@ -62,8 +62,9 @@ class WindowChart : public Tiles<A> {
   Ptr value(int t) const { return values_ + long(t) * W; }
   Ptr value_gradient(int t) const { return dvalues_ + long(t) * W; }
 
-  // All runs to time t in state r with y on top, divided by the mass of all runs: m numbers, then alpha; the gradient
-  // is multiplied by the mass. logs[t] is the logarithm of the mass, relative to that of t - 1.
+  // The part of row t for state r and symbol y on top: the weighted sum of the vectors on top, m numbers, then alpha,
+  // all divided by the mass of all runs. The gradient is multiplied by the mass. logs[t] is the logarithm of the mass,
+  // relative to that of t - 1.
   Ptr row(int t, int r, int y) const { return row(F_, y, t) + long(r) * W; }
   Ptr row_gradient(int t, int r, int y) const { return row(dF_, y, t) + long(r) * W; }
 
@@ -78,7 +79,7 @@ class WindowChart : public Tiles<A> {
  public:
   std::vector<double> logs;
 
-  // Clears P[k -> t] for t <= last, which the caller then stores instead of computing it.
+  // Clears P[k -> t] for t <= last; the caller then stores these entries instead of computing them.
   void clear_inner(int last) {
     for (int y = 0; y < S; ++y) A::clear(tile(P_, y, 0, 0), this->tiles_before(last / b + 1) * ld * ld);
   }
