@@ -59,10 +59,8 @@ def main(argv: list[str]) -> int:
     seconds = SECONDS[args.short] if args.seconds is None else args.seconds
     names = args.names or NAMES
     if args.in_process:
-        plans = {
-            name: Plan(args.seed, args.first, args.count or _count(name, args.short), seconds, args.failures)
-            for name in names
-        }
+        counts = {name: _count(name, args.short) if args.count is None else args.count for name in names}
+        plans = {name: Plan(args.seed, args.first, count, seconds, args.failures) for name, count in counts.items()}
         return int(sum(run(find(name), plan) for name, plan in plans.items()) > 0)
     with ThreadPoolExecutor(PARALLEL[args.short]) as pool:
         passed = pool.map(lambda name: run_in_process(name, argv, args.failures, seconds + GRACE), names)

@@ -98,6 +98,17 @@ def test_traces_are_sums_over_all_runs(make):
             assert heights[b, t].item() == pytest.approx(height)
 
 
+def test_steps_that_no_run_reaches_have_no_actions():
+    trace, _ = nondeterministic()
+    push, replace, pop = (x.clone() for x in trace.steps)
+    for x in (push, replace, pop):
+        x[1, 2] = -torch.inf
+    broken = NondeterministicTrace("stack", 0, (push, replace, pop), None)
+    torch.testing.assert_close(broken.actions()[0], trace.actions()[0], rtol=0, atol=0)
+    torch.testing.assert_close(broken.actions()[1, :2], trace.actions()[1, :2], rtol=0, atol=0)
+    assert (broken.actions()[1, 2:] == 0).all()
+
+
 def test_traces_have_the_window_of_the_layer():
     config = TransformerLMConfig(input_size=4, output_size=4, layers="1.nondeterministic-2-2-3w3", d_model=4, heads=1)
     model, tokens = TransformerLM(config), torch.randint(4, (2, 7))

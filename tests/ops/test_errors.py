@@ -90,6 +90,7 @@ def reorder(index):
         (superposition_state(ACTIONS[..., :2]), ValueError, ["actions", "(B, T, 3)", "(2, 4, 2)"]),
         (lambda: SuperpositionState.empty(2, backend="reference"), ValueError, ["backend", "'torch'", "'reference'"]),
         (reorder(torch.tensor([0.0])), TypeError, ["index", "integers"]),
+        (reorder(torch.tensor([0j])), TypeError, ["index", "integers", "complex64"]),
         (reorder(torch.tensor(0)), ValueError, ["index", "shape (N,)", "shape ()"]),
         (reorder([0]), TypeError, ["index", "tensor", "list"]),
         (reorder(torch.tensor([0, 2])), ValueError, ["index", "0 to 1", "2"]),

@@ -161,12 +161,16 @@ class NondeterministicTrace(StackTrace):
         return self._weights.sum((-2, -1))
 
     def actions(self) -> Tensor:
-        """Share of all runs up to a step whose last transition is of each kind."""
+        """Share of all runs up to a step whose last transition is of each kind; zero if no run reaches the step."""
         push, replace, _ = self.steps
         alpha, _ = self._alpha_and_contents
         before, total = alpha[:, :-1, :, :, None, None], log_sum(alpha[:, 1:], (2, 3))
-        pushed, replaced = ((log_sum(before + x, (2, 3, 4, 5)) - total).exp() for x in (push, replace))
-        popped = (1 - pushed - replaced).clamp(min=0)  # summing pops directly needs the inner weights of their pushes
+        reached = total > -torch.inf
+        pushed, replaced = (
+            (log_sum(before + x, (2, 3, 4, 5)) - total).exp().where(reached, 0) for x in (push, replace)
+        )
+        # Summing pops directly needs the inner weights of their pushes.
+        popped = (reached.to(pushed.dtype) - pushed - replaced).clamp(min=0)
         return torch.stack([pushed, replaced, popped], dim=-1)
 
     def contents(self) -> Tensor:

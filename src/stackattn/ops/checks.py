@@ -79,7 +79,7 @@ def check_lengths(lengths: Tensor | None, x: Tensor) -> None:
     if not isinstance(lengths, Tensor):
         raise TypeError(f"lengths: expected a tensor of shape ({x.shape[0]},) or None, got {type(lengths).__name__}")
     _check_dense("lengths", lengths)
-    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+    if not _has_integers(lengths):
         hint = "; convert it with .long()" if lengths.is_floating_point() else ""
         raise TypeError(f"lengths: expected an integer dtype, got {lengths.dtype}{hint}")
     if lengths.shape != x.shape[:1]:
@@ -143,6 +143,10 @@ def check_rows(rows: Tensor, state: Any) -> Tensor:
     return rows
 
 
+def _has_integers(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
 def _description(x: object) -> str:
     return f"shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
 
@@ -170,7 +174,7 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
 
 def check_index(index: Tensor, state: Any) -> Tensor:
     """The positions of sequences in the batch of a state, validated, as int64."""
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+    if not isinstance(index, Tensor) or not _has_integers(index):
         raise TypeError(f"index: expected a tensor of integers of shape (N,), got {_description(index)}")
     if index.dim() != 1:
         raise ValueError(f"index: expected a tensor of integers of shape (N,), got {_description(index)}")

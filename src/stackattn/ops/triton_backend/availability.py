@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ def status() -> str:
     except Exception as error:  # an installation for another platform or PyTorch can raise any error
         return f"Triton cannot be imported ({type(error).__name__}: {error}). Reinstall PyTorch, or use 'torch'."
 
-    found = tuple(int(x) for x in triton.__version__.split(".")[:2])
+    found = tuple(int(x) for x in re.findall(r"\d+", triton.__version__)[:2])
     if found < OLDEST:
         return (
             f"expected Triton {OLDEST[0]}.{OLDEST[1]} or newer, found {triton.__version__}. Each version of PyTorch "
