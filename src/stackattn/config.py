@@ -212,10 +212,14 @@ class _Builder:
                 self.fail(place, f"unknown key {name!r}; {self.suggest(str(key), fields, prefix)}")
         made = {}
         for name, field in fields.items():
+            sections = sections_of(field, hints[name])
             if name not in values:
                 if default_of(field) is REQUIRED:
-                    self.fail(section, f"missing key {prefix + name!r}")
-            elif sections := sections_of(field, hints[name]):
+                    key = f"{prefix}{name}"
+                    inner = [o for section in sections.values() for o in describe(section, f"{key}.")]
+                    keys = [option.key for option in inner if option.default is REQUIRED] or [key]
+                    self.fail(key, f"expected the key {' and '.join(keys)}, found none")
+            elif sections:
                 made[name] = self.section(sections, values[name], f"{prefix}{name}")
             else:
                 made[name] = self.convert(hints[name], values[name], f"{prefix}{name}")

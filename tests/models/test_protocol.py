@@ -6,6 +6,8 @@ import pytest
 import torch
 from subjects import NAMES, make
 
+from stackattn.models import TransformerLM, TransformerLMConfig
+
 B, T = 3, 6
 close = {"atol": 1e-10, "rtol": 1e-8}
 
@@ -263,3 +265,23 @@ def test_documents_that_start_while_a_state_is_extended(name, ends):
         torch.testing.assert_close(other, one, **close)
     for one, other in zip(gradients(subject, x, alone), gradients(subject, x, found), strict=True):
         torch.testing.assert_close(other, one, **close)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_that_does_not_fit(name):
+    subject = make(name).with_source(B)
+    x = subject.inputs(B, T)
+    argument = "x" if subject.is_layer else "tokens" if subject.source is None else "target"
+    state = subject.initial_state(B)
+    assert (state.batch_size, state.device) == (B, x.device)
+    with pytest.raises(ValueError, match=f"{argument}: expected batch size {B} like the state, got {B - 1}"):
+        subject.extend(x[:-1], state)
+    with pytest.raises(TypeError, match="state: expected a state from initial_state or extend, got NoneType"):
+        subject.extend(x, None)
+
+
+def test_a_state_with_another_number_of_layers():
+    config = {"input_size": 5, "output_size": 5, "d_model": 4, "heads": 2}
+    one, two = (TransformerLM(TransformerLMConfig(layers=layers, **config)) for layers in (1, 2))
+    with pytest.raises(ValueError, match="state: expected a state whose number of layers is 1, got 2"):
+        one.extend(torch.zeros(B, T, dtype=torch.long), two.initial_state(B))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from stackattn.nn import NondeterministicStackAttention, SuperpositionStackAttention
+from stackattn.nn import NondeterministicStackAttention, SelfAttention, SuperpositionStackAttention
 from stackattn.nn.checks import check_dtype
 from stackattn.ops import reference
 
@@ -315,6 +315,22 @@ def test_a_state_with_another_limit():
             message = f"state: expected a state with {name} {ours} like the layer, got {name} {other}"
             with pytest.raises(ValueError, match=message):
                 make(**{name: ours}).extend(x, make(**{name: other}).initial_state(B))
+
+
+@pytest.mark.parametrize("make", [*LAYERS.values(), lambda heads: SelfAttention(D, heads).double()])
+def test_a_state_that_does_not_fit(make):
+    layer, x = make(heads=2), inputs()
+    with pytest.raises(ValueError, match=f"x: expected batch size {B + 1} like the state, got {B}"):
+        layer.extend(x, layer.initial_state(B + 1))
+    with pytest.raises(ValueError, match="state: expected a state whose number of heads is 2, got 1"):
+        layer.extend(x, make(heads=1).initial_state(B))
+    with pytest.raises(TypeError, match="state: expected a state from initial_state or extend, got NoneType"):
+        layer.extend(x, None)
+
+
+def test_the_state_of_another_kind():
+    with pytest.raises(TypeError, match="state: expected a state from this layer's initial_state or extend, got one"):
+        superposition().extend(inputs(), nondeterministic(window=3).initial_state(B))
 
 
 @pytest.mark.parametrize("limit", [0, 1.5, True])

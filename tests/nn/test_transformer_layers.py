@@ -308,7 +308,7 @@ def test_an_int_is_a_number_of_softmax_layers():
         (0, "expected 1 to 1000 layers, got 0"),
         (-3, "expected 1 to 1000 layers, got -3"),
         (10**9, "expected 1 to 1000 layers, got 1000000000"),
-        pytest.param(10**5000, "expected 1 to 1000 layers, got more than 20 digits", id="5000 digits"),
+        pytest.param(10**5000, "expected 1 to 1000 layers, got a number of more than 20 digits", id="5000 digits"),
     ],
 )
 def test_layers_beyond_the_limits_are_refused(layers, message):
@@ -321,7 +321,7 @@ def test_layers_beyond_the_limits_are_refused(layers, message):
     ("arguments", "message"),
     [
         (("queue", (3,)), "kind: expected one of 'superposition', 'nondeterministic', 'stratified', got 'queue'"),
-        (("superposition", (3, 3)), r"sizes: expected 1 for superposition \(stack_embedding_size\), got \(3, 3\)"),
+        (("superposition", (3, 3)), r"sizes: expected \(stack_embedding_size\) for superposition, got \(3, 3\)"),
         (("nondeterministic", (2, 0, 5)), "num_symbols: expected an integer from 1 to 1000000, got 0"),
         (("superposition", (3,), 1, 0), "depth: expected an integer from 1 to 1000000, got 0"),
         (("superposition", (3,), 1, 2.5), "depth: expected an integer from 1 to 1000000, got 2.5"),

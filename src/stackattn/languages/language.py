@@ -226,7 +226,7 @@ class Language(ABC):
         return log_sum_exp(table[:, valid], axis=1) - np.log(len(valid))
 
     def __str__(self) -> str:
-        return self.name or type(self).__name__
+        return self.name or "the language"
 
 
 def check_integer(value: Any, name: str, least: int, most: int | None = None) -> int:

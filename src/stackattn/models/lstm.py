@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, one_hot, pad
 
 from ..nn import State
-from ..nn.checks import check_tokens, unknown_token
+from ..nn.checks import check_state, check_tokens, unknown_token
 from ..nn.linear import Linear
 from ..ops import by_documents
 from ..ops.eager import is_plain
@@ -95,8 +95,13 @@ class LSTMLM(nn.Module):
         return LSTMState(zeros, zeros, stack, started=False, acts=False)
 
     def extend(self, tokens: Tensor, state: LSTMState, lengths: Tensor | None = None) -> tuple[Tensor, LSTMState]:
-        """Read T more tokens: tokens (B, T) -> logits (B, T, output_size) and the new state."""
+        """Read T more tokens: tokens (B, T) -> logits (B, T, output_size) and the new state.
+
+        Raises:
+            ValueError, TypeError: as in `forward`, or the state does not fit the model or the batch.
+        """
         check_tokens("tokens", tokens, lengths, self.bias)
+        check_state(state, LSTMState, "tokens", tokens)
         B, c = tokens.shape
         if c == 0:
             return self.output(state.hidden[:, None][:, :0]), state

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import Memory, SelfAttention, StackAttention, State, TransformerLayer, parse_layers, sinusoids
-from ..nn.checks import check_tokens, unknown_token
+from ..nn.checks import check_same_size, check_state, check_tokens, unknown_token
 from ..nn.dropout import Dropout
 from ..nn.layers import LayerState
 from ..nn.linear import Linear
@@ -173,9 +173,13 @@ class TransformerLM(nn.Module):
 
         `starts` (B, T) marks the first token of each new document, as in `forward`; tokens before the first new
         document continue the document of the state.
+
+        Raises:
+            ValueError, TypeError: as in `forward`, or the state does not fit the model or the batch.
         """
         if starts is not None:
             check_tokens("tokens", tokens, lengths, self.embedding.table.weight)
+            check_state(state, TransformerState, "tokens", tokens)
             extend = lambda state, tokens, lengths: self.extend(tokens, state, lengths)  # noqa: E731
             return extend_by_documents(state, extend, self.forward, starts, tokens, lengths=lengths)
         x, state = _extend(self.embedding, self.trunk, tokens, state, lengths)
@@ -195,6 +199,9 @@ def _extend(
     lengths: Tensor | None,
     name: str = "tokens",
 ) -> tuple[Tensor, TransformerState]:
+    check_tokens(name, tokens, lengths, embedding.table.weight)
+    check_state(state, TransformerState, name, tokens)
+    check_same_size("layers", len(trunk.layers), len(state.layers))
     x = embedding(tokens, lengths, state.positions, name)
     x, layers = trunk.extend(x, state.layers, lengths)
     taken = tokens.shape[1] if lengths is None else lengths

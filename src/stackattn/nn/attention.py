@@ -13,7 +13,7 @@ from ..ops.dropout import dropout
 from ..ops.eager import is_plain
 from ..ops.immediate import reads_values
 from ..ops.lengths import length_mask, without_padding
-from .checks import check_dropout, check_heads, check_vectors
+from .checks import check_dropout, check_heads, check_same_size, check_state, check_vectors
 from .linear import Linear
 from .state import State
 
@@ -128,8 +128,14 @@ class SelfAttention(_Attention):
         return AttentionState(empty, empty, None)
 
     def extend(self, x: Tensor, state: AttentionState, lengths: Tensor | None = None) -> tuple[Tensor, AttentionState]:
-        """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
+        """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state.
+
+        Raises:
+            ValueError, TypeError: as in `forward`, or the state does not fit the layer or the batch.
+        """
         self._check("x", x, lengths)
+        check_state(state, AttentionState, "x", x)
+        check_same_size("heads", self.heads, state.keys.shape[1])
         before, c = state.keys.shape[2], x.shape[1]
         first = None if state.real is None else state.real.sum(dim=1)  # (B,): position of the first new step
         queries, keys, values = self._project(without_padding(x, lengths), before if first is None else first)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..config import require
-from ..ops.checks import FLOATS, check_lengths
+from ..ops.checks import FLOATS, check_lengths, check_same_batch
 
 
 def check_positive(**sizes: Any) -> None:
@@ -93,6 +93,19 @@ def check_tokens(name: str, tokens: Tensor, lengths: Tensor | None, parameter: T
         raise ValueError(f"{name}: expected shape (B, T), got {tuple(tokens.shape)}")
     check_device(name, tokens, parameter)
     check_lengths(lengths, tokens)
+
+
+def check_state(state: Any, kind: type, name: str, x: Tensor) -> None:
+    """Check that `state` is a `kind` of state, and that argument `name`, which extends it, fits its batch."""
+    if not isinstance(state, kind):
+        raise TypeError(f"state: expected a state from initial_state or extend, got {type(state).__name__}")
+    check_same_batch(name, x, state)
+
+
+def check_same_size(name: str, expected: int, found: int) -> None:
+    """Check that the layer or model and a state have the same number of heads or layers."""
+    if found != expected:
+        raise ValueError(f"state: expected a state whose number of {name} is {expected}, got {found}")
 
 
 def unknown_token(name: str, tokens: Tensor, size: int) -> ValueError | None:

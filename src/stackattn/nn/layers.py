@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..ops.lengths import without_padding
 from .attention import CrossAttention, Memory
-from .checks import check_dropout, check_positive
+from .checks import check_dropout, check_positive, check_state
 from .dropout import ReLUDropout, ResidualDropout
 from .linear import Linear
 from .specs import LayerSpec, build_attention
@@ -151,6 +151,7 @@ class TransformerLayer(nn.Module):
 
     def extend(self, x: Tensor, state: LayerState, lengths: Tensor | None = None) -> tuple[Tensor, LayerState]:
         """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
+        check_state(state, LayerState, "x", x)
         x, attention = self.attention.extend(without_padding(x, lengths), state.attention, lengths)
         if self.cross is not None:
             x = self.cross(x, state.memory)

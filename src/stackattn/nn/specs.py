@@ -52,7 +52,7 @@ class StackSpec:
         check_choice("kind", self.kind, STACK_KINDS)
         names = STACK_KINDS[self.kind].sizes
         if len(self.sizes) != len(names):
-            raise ValueError(f"sizes: expected {len(names)} for {self.kind} ({', '.join(names)}), got {self.sizes!r}")
+            raise ValueError(f"sizes: expected ({', '.join(names)}) for {self.kind}, got {self.sizes!r}")
         if self.limit is not None and STACK_KINDS[self.kind].limit is None:
             raise ValueError(f"limit: expected None for {self.kind}, which has no limit, got {self.limit!r}")
         for name, size in (*self.arguments.items(), ("heads", self.heads)):
@@ -156,7 +156,7 @@ def parse_layers(layers: str | int, name: str = "layers") -> list[LayerSpec]:
     if isinstance(layers, int):
         if not 1 <= layers <= MAX_LAYERS:
             # Python does not convert very large integers to text.
-            found = layers if abs(layers) < 10**20 else "more than 20 digits"
+            found = layers if abs(layers) < 10**20 else "a number of more than 20 digits"
             raise FieldError(name, f"expected 1 to {MAX_LAYERS} layers, got {found}")
         return [SoftmaxSpec()] * layers
     specs: list[LayerSpec] = []

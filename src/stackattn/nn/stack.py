@@ -14,7 +14,7 @@ from ..ops.checks import SequenceError, check_limit
 from ..ops.documents import by_documents, extend_by_documents
 from ..ops.lengths import without_padding
 from ..ops.memory import names_argument
-from .checks import check_choice, check_positive, check_vectors
+from .checks import check_choice, check_positive, check_same_size, check_state, check_vectors
 from .linear import Linear
 from .state import State
 
@@ -36,14 +36,6 @@ class WeightedStack(State):
         """Restart each stack where `rows`, (B,), bool, is True; its later weights do not refer to earlier values."""
         return WeightedStack(self.state.restart(rows), self.values)
 
-    @property
-    def batch_size(self) -> int:
-        return self.values.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
 
 @dataclass(frozen=True, repr=False)
 class StackState(State):
@@ -55,10 +47,6 @@ class StackState(State):
     @property
     def batch_size(self) -> int:
         return self.stack.batch_size // self.heads
-
-    @property
-    def device(self) -> torch.device:
-        return self.stack.device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> StackState:
         """Apply `function` to each tensor, with shape (B, ...) for one head and (B, heads, ...) for several."""
@@ -260,10 +248,10 @@ class StackAttention(nn.Module, ABC):
         continue the document of the state.
 
         Raises:
-            ValueError, TypeError: as in `forward`, or the state is not one of this layer.
+            ValueError, TypeError: as in `forward`, or the state does not fit the layer or the batch.
         """
         x = self._check(x, lengths)
-        self._check_state(state)
+        self._check_state(state, x)
         if starts is not None:
             extend = lambda state, x, lengths: self.extend(x, state, lengths)  # noqa: E731
             alone: Callable[..., Any] = self.forward
@@ -273,10 +261,12 @@ class StackAttention(nn.Module, ABC):
         readings, stack = self._for_heads(self.extend_stack, state.stack, logits, values, lengths)
         return self.to_output(self._join_heads(readings)), StackState(stack, self.heads)
 
-    def _check_state(self, state: StackState) -> None:
-        if not isinstance(state, StackState) or not isinstance(state.stack, self.stack_type):
-            found = type(state.stack if isinstance(state, StackState) else state).__name__
-            raise TypeError(f"state: expected a state from this layer's initial_state or extend, got {found}")
+    def _check_state(self, state: StackState, x: Tensor) -> None:
+        check_state(state, StackState, "x", x)
+        if not isinstance(state.stack, self.stack_type):
+            found = type(state.stack).__name__
+            raise TypeError(f"state: expected a state from this layer's initial_state or extend, got one with {found}")
+        check_same_size("heads", self.heads, state.heads)
         name = self.limit_name
         found = None if name is None else getattr(state.stack, name, None)
         if found != self.limit:

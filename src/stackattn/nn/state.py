@@ -27,6 +27,23 @@ class State:
         parts = ", ".join(f"{field.name}={_brief(getattr(self, field.name))}" for field in fields(self))
         return f"{type(self).__name__}({parts})"
 
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences."""
+        first = self._first
+        return first.shape[0] if isinstance(first, Tensor) else first.batch_size
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self._first.device
+
+    @property
+    def _first(self) -> Any:
+        """The tensor or state in the first field."""
+        value = getattr(self, fields(self)[0].name)
+        return value[0] if isinstance(value, tuple) else value
+
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply `function` to each tensor."""
         return self._each(function, lambda state: state.map(function))

@@ -143,7 +143,7 @@ TARGETS = {
     "figure-3": _actions("Figure 3: actions of Tf+Sup on a string of marked reversal", "marked-reversal", 3),
     "figure-4": _actions("Figure 4: actions of Tf+Sup on a string of the Dyck language", "dyck", 4),
     "claims": Target(
-        summary="The claims of the paper's Section 6, decided from the runs of Figure 2",
+        summary="The claims of the paper's Section 6, tested on the runs of Figure 2",
         show=_shown_by("claims"),
         trains=False,
         **_FIGURE_2,

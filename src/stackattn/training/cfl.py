@@ -203,7 +203,7 @@ def evaluate_by_length(
         `seed`, `per_length` and `lengths`: a list with a dictionary for each length, which contains `length` and the
         metrics below, with `cross_entropy` and `lower_bound` in nats per symbol.
 
-    `difference` follows the published convention: the lower bound of each length assumes that the length is known, but
+    `difference` follows the published convention: the lower bound for each length assumes that the length is known, but
     the model has to predict it, so a perfect model of the training distribution does not reach 0.
     `difference_from_floor`, for the lengths of the training set, subtracts the cost of predicting the length:
     ln(number of lengths) / (length + 1).

@@ -67,8 +67,9 @@ class TrainingRun:
         folder: the folder; it does not have to exist.
         log: names of loggers that receive the evaluations when the run is trained; see `loggers.LOGGERS`.
 
-    All methods raise `RunError` if a file of the run is invalid. The constructor raises ValueError if a logger is
-    unknown, and ModuleNotFoundError if it needs a package that is not installed.
+    Methods raise `RunError` if a file of the run is invalid, or `ConfigError` if this file is the configuration. The
+    constructor raises ValueError if a logger is unknown, and ModuleNotFoundError if it needs a package that is not
+    installed.
 
     Example:
         >>> TrainingRun("runs/dyck").metrics()[-1]["score"]  # doctest: +SKIP
