@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from stackattn.cli.arguments import naming
-from stackattn.training.processes import find_device
+from stackattn.training.devices import find_device
 
 from . import gpu, measure, report
 from .registry import CASES, Contender

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stackattn.training.processes import autocast
+from stackattn.training.devices import autocast
 
 GPU = torch.device("meta")
 CUDA = torch.device("cuda", 0)

@@ -83,7 +83,6 @@ def load_config(
     path: str | Path,
     overrides: list[str] | None = None,
     presets: Mapping[str, Preset] | None = None,
-    option: str = "override",
 ) -> T:
     """Read a configuration from a YAML file.
 
@@ -93,7 +92,6 @@ def load_config(
         overrides: changes such as `"model.layers=5"`; the values are YAML.
         presets: functions that fill in options, by name. The key `preset` of the file selects one; values from the file
             and from overrides take precedence.
-        option: what error messages call an override, such as `--set` on the command line.
 
     Raises:
         OSError: the file cannot be read.
@@ -111,7 +109,7 @@ def load_config(
         values, places = parse_yaml("\n".join(lines), str(path))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return from_values(cls, {} if values is None else values, overrides, str(path), places, presets, option)
+    return from_values(cls, {} if values is None else values, overrides, str(path), places, presets)
 
 
 def from_values(
@@ -121,7 +119,6 @@ def from_values(
     source: str = "configuration",
     places: Mapping[str, str] | None = None,
     presets: Mapping[str, Preset] | None = None,
-    option: str = "override",
 ) -> T:
     """Build a configuration from nested dictionaries, such as those of `json.load`.
 
@@ -139,7 +136,7 @@ def from_values(
     """
     values, places = copy.deepcopy(values), dict(places or {})
     for override in overrides or []:
-        _override(values, override, source, places, option)
+        _override(values, override, source, places)
     if presets and isinstance(values, dict):
         _apply_preset(cls, values, presets, source, places)
     return _Builder(cls, source, places).build(cls, values, "")
@@ -150,11 +147,11 @@ def to_values(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(_plain(config)))
 
 
-def _override(values: Any, override: str, source: str, places: dict[str, str], option: str) -> None:
+def _override(values: Any, override: str, source: str, places: dict[str, str]) -> None:
     key, equals, text = override.partition("=")
     if not equals:
-        raise ConfigError(f"{option}: expected KEY=VALUE, got {_shown(override)}")
-    place = f"{option} {_shown(override)}"
+        raise ConfigError(f"overrides: expected KEY=VALUE, got {_shown(override)}")
+    place = f"overrides: {_shown(override)}"
     *parents, last = key.split(".")
     for i, parent in enumerate([*parents, last]):
         if not isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""Files and folders that appear complete or not at all, and locks for folders.
+"""Files and folders that appear complete or not at all; locks for folders, checksums and CRCs.
 
 A file is written under a temporary name, flushed to disk and then renamed, so that readers never see a partial
 file, even if the writing process is killed. Temporary names are unique and end in `.partial`. File permissions follow
@@ -167,6 +167,7 @@ def tensors_writer(tensors: Mapping[str, Any], metadata: dict[str, str] | None =
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
     def write(partial: Path) -> None:
+        # Imported here because it loads torch, which the other functions do not need.
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 

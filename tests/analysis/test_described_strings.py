@@ -6,7 +6,7 @@ import torch
 
 from stackattn.analysis import trace_stacks
 from stackattn.analysis.report_data import page_data
-from stackattn.analysis.strings import PAPER, select_strings, why_excluded
+from stackattn.analysis.strings import PAPER, select_strings, trace_string, why_excluded
 from stackattn.analysis.study import study
 from stackattn.languages import dyck, get_language, marked_reversal
 from stackattn.models import load
@@ -89,10 +89,17 @@ def test_selected_strings():
 
 
 def test_why_a_balanced_string_is_excluded(make_run):
-    assert [why_excluded(dyck(), np.array(ids)) for ids in ([0, 1], [0, 0])] == ["", ""]
+    assert why_excluded(dyck(), np.array([0, 0])) == ""
     published = get_language("dyck", variant="published")
-    found = [why_excluded(published, published.encode(text)) for text in ("([])", "()[]", "(]")]
+    found = [why_excluded(published, published.encode(text)) for text in ("([])", "(]")]
     assert "at least two outermost pairs" in found[0]
-    assert found[1:] == ["", ""]
-    (string,) = strings_of(make_run(), texts=["()"])
+    assert found[1] == ""
+    folder = make_run()
+    traced = [
+        trace_string(load(folder / "best"), published, (4, 8), string, names=[])
+        for string in select_strings(published, (4, 8), ["([])", "()[]"])
+    ]
+    assert [string.in_language for string in traced] == [False, True]
+    assert [string.why_excluded for string in traced] == [found[0], ""]
+    (string,) = strings_of(folder, texts=["()"])
     assert (string["inLanguage"], string["whyExcluded"]) == (True, "")

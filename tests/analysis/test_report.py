@@ -307,8 +307,8 @@ def test_only_damaged_runs(make_run, tmp_path, capsys):
 
 
 def test_each_string_is_traced_once(make_run, tmp_path, monkeypatch):
-    import stackattn.analysis.folders as folders
     import stackattn.analysis.strings as strings
+    from stackattn.analysis import loaded_runs
 
     calls = {"load": 0, "trace_forward": 0}
 
@@ -321,7 +321,7 @@ def test_each_string_is_traced_once(make_run, tmp_path, monkeypatch):
 
         monkeypatch.setattr(module, name, counted)
 
-    count(folders, "load")
+    count(loaded_runs, "load")
     count(strings, "trace_forward")
     assert main(["analyse", str(make_run("tf-sup")), "--string", "()"]) == 0
     assert calls == {"load": 1, "trace_forward": 1}

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from stackattn.analysis.folders import SentenceRun, TranslationRun, load_run
+from stackattn.analysis.loaded_runs import SentenceRun, TranslationRun, load_run
 from stackattn.analysis.report import write_report
 from stackattn.analysis.report_data import page_data
 from stackattn.analysis.study import study

@@ -65,7 +65,10 @@ def test_train_on_a_grammar_file(tmp_path, config, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "training.epochs=1"], "unknown key 'training.epochs'; did you mean 'training.max_epochs'?"),
+        (
+            ["--set", "training.epochs=1"],
+            "--set: 'training.epochs=1': unknown key 'training.epochs'; did you mean 'training.max_epochs'?",
+        ),
         (["--set", "model.layers=2.stack"], "model.layers: "),
         (["--set", "language.name=nowhere.cfg"], "nowhere.cfg"),
     ],
@@ -224,6 +227,8 @@ def test_reproduce_names_the_option_with_a_wrong_folder(tmp_path, capsys):
     assert main(["reproduce", "figure-2", "--configs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     expected = f"--configs: expected a folder with TASK/MODEL.yaml for all runs, found no {missing}"
     assert expected in capsys.readouterr().err
+    assert main(["reproduce", "figure-2", "--out", str(tmp_path / "out"), "--set", "clip"]) == 2
+    assert "figure-2: --set: expected KEY=VALUE, got 'clip'" in capsys.readouterr().err
     (tmp_path / "file").touch()
     for command in (["reproduce", "figure-2"], ["cfl", "sweep", "figure-2/dyck/tf"]):
         assert main([*command, "--out", str(tmp_path / "file")]) == 2

@@ -17,7 +17,7 @@ from stackattn.models import LSTMLM, Seq2SeqTransformer, generation
 from stackattn.models.generation import beam_search, greedy, sample
 from stackattn.ops import checks, extension, immediate, readings, states, stratified
 from stackattn.ops.pytorch import columns, operators, window
-from stackattn.training.processes import autocast
+from stackattn.training.devices import autocast
 
 B, T = 3, 5
 CHARTS = [(operators, "nondeterministic"), (operators, "superposition"), (window, "forward"), (stratified, "_weights")]
@@ -119,7 +119,8 @@ def test_documents_that_share_a_row(name):
 def test_weights_and_actions(name):
     with fake_gpu() as gpu:
         layer, x = on(gpu, name), inputs(gpu, name)
-        results = layer(x, torch.full((B,), 3, device=gpu), return_weights=True, return_actions=True)
+        lengths = torch.full((B,), 3, device=gpu)
+        results = layer(x, lengths, return_weights=True), layer.actions(x, lengths)
         assert {leaf.device for leaf in torch.utils._pytree.tree_leaves(results)} == {gpu}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stackattn.analysis import quality
+from stackattn.analysis import labelled_strings
 from stackattn.cli import main
 
 RUNS = Path(__file__).parents[2] / "experiments/results/figure-2"
@@ -14,8 +14,8 @@ RUNS = Path(__file__).parents[2] / "experiments/results/figure-2"
 
 def test_agreement_of_all_runs_with_stacks(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(quality, "BATCHES", 1)
-    monkeypatch.setattr(quality, "DERIVED_STRINGS", 1)
+    monkeypatch.setattr(labelled_strings, "BATCHES", 1)
+    monkeypatch.setattr(labelled_strings, "DERIVED_STRINGS", 1)
     for name in ("dyck/tf-sup/00", "dyck/tf/00"):
         shutil.copytree(RUNS / name, tmp_path / name)
     command = ["reproduce", "agreement", "--out", str(tmp_path)]

@@ -133,6 +133,6 @@ def test_a_shipped_configuration_of_another_command():
 
 def test_a_key_below_a_number_is_located_at_its_option():
     with pytest.raises(
-        ConfigError, match=r"^--set 'training.learning_rate.x=3': training.learning_rate: expected float"
+        ConfigError, match=r"^overrides: 'training.learning_rate.x=3': training.learning_rate: expected float"
     ):
         load_configuration("cfl", "figure-2/dyck/tf-nd", ["training.learning_rate.x=3"])

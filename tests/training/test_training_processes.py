@@ -20,8 +20,9 @@ from stackattn.cli import main
 from stackattn.config import from_values, to_values
 from stackattn.training import TrainingConfig, TrainingRun, run_experiment
 from stackattn.training.cfl import CFLConfig, CFLTask
-from stackattn.training.processes import Processes, random_state, restore_random_state
-from stackattn.training.run import RunError
+from stackattn.training.devices import random_state, restore_random_state
+from stackattn.training.processes import Processes
+from stackattn.training.run_files import RunError
 
 MODELS = {
     "transformer": {"layers": "1.nondeterministic-2-2-3", "d_model": 8, "heads": 2, "dropout": 0.0},

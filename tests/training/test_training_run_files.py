@@ -158,6 +158,7 @@ ROW = {"length": 4, "cross_entropy": 1.0, "lower_bound": 0.5, "difference": 0.5,
     ("test", "message"),
     [
         ({}, "missing key 'lengths'"),
+        ({"perplexity": "low"}, "perplexity: expected a number, got 'low'"),
         ({"lengths": 3}, "lengths: expected a list of objects, got 3"),
         ({"lengths": [ROW]}, "missing key 'per_length'"),
         (

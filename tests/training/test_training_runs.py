@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +239,8 @@ def test_existing_runs_are_not_overwritten(tmp_path):
         run_experiment(tiny(), tmp_path)
     with pytest.raises(RunError, match=r"another configuration \(training\.clip: 5\.0 in the run, 1\.0 requested\)"):
         run_experiment(tiny(clip=1), tmp_path, resume=True)
+    with closing(TrainingRun(tmp_path)) as run, pytest.raises(RunError, match="already contains a run"):
+        run.start(tiny(), resume=False)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     run_experiment(tiny(), tmp_path, resume=True)
     for resume in (False, True):

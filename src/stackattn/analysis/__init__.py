@@ -4,8 +4,8 @@ Modules:
     traces           actions, attention weights, heights and automaton runs of a model's stacks on given inputs
     contents         probability that each pushed element is still on the stack
     real_stack       agreement of a stack with the stack of a hand-written automaton
-    quality          agreement with a real stack on sampled strings that are the same for all runs of a task
-    folders          reads run folders
+    labelled_strings strings labelled with what should be on top of a stack, and the agreement with these labels
+    loaded_runs      runs read from their folders: selecting and tracing strings, evaluation by length
     strings          selects and traces single strings of a language
     sentences        selects and traces sentences of a corpus, for language models and translation
     study            the analysis of one run or of a folder of runs

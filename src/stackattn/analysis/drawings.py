@@ -20,14 +20,13 @@ DRAWING = re.compile(rf"string-\d+-.+-((actions|attention|height|split)\.({'|'.j
 
 
 def draw_strings(studied: StudiedRun, out: Path) -> list[Path]:
-    """Draw every traced stack of every string into the folder `out`.
+    """Draw every traced stack of every string into the existing folder `out`.
 
     The files are moved into `out` once all of them exist, so that an error leaves earlier drawings unchanged.
 
     Returns:
         The files in `out`.
     """
-    out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".drawings-", dir=out) as folder:
         drawn: list[Path] = []
         for number, string in enumerate(studied.strings, 1):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .. import __version__
 from ..ops import AutomatonRun
-from .folders import LanguageRun, LoadedRun
-from .quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+from .labelled_strings import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+from .loaded_runs import LanguageRun, LoadedRun
 from .real_stack import REAL_TOP
 from .sentences import TracedSentence
 from .strings import TracedStack, TracedString

@@ -124,13 +124,14 @@ def trace_string(
     logits, traces = trace_forward(model, inputs)  # (1, n + 1, symbols and EOS)
     n = len(string.ids)
     extended = min(lengths[0], n), max(lengths[1], n)
+    in_language = bool(language.contains(string.ids))
     return TracedString(
         origin=string.origin,
         tokens=["BOS", *(language.symbols[i] for i in string.ids)],
         lengths=extended,
         seen_length=lengths[0] <= n <= lengths[1],
-        in_language=bool(language.contains(string.ids)),
-        why_excluded=why_excluded(language, string.ids),
+        in_language=in_language,
+        why_excluded="" if in_language else why_excluded(language, string.ids),
         log_probs=logits[0].double().log_softmax(-1).cpu(),
         truth=_true_distributions(language, extended, string.ids),
         real=real_tops(language, string.ids.tolist()),
@@ -150,9 +151,9 @@ def some_runs(trace: StackTrace, seed: int = 0) -> list[tuple[str, AutomatonRun]
 
 
 def why_excluded(language: Language, string: np.ndarray) -> str:
-    """Explain why the published variant of a language excludes a string of the plain variant; return '' for others."""
+    """Explain why a published variant excludes a string of the plain variant; '' for any other excluded string."""
     parameters = (language.recipe or {}).get("parameters", {})
-    if parameters.get("variant") != "published" or language.contains(string):
+    if parameters.get("variant") != "published":
         return ""
     if not get_language(language.name, **{**parameters, "variant": "plain"}).contains(string):
         return ""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import FieldError
-from ..training.run import RunError
-from .folders import LanguageRun, LoadedRun, find_runs, load_run
-from .quality import LabelledStrings, label_strings
+from ..training.run_files import RunError
+from .labelled_strings import LabelledStrings, label_strings
+from .loaded_runs import LanguageRun, LoadedRun, find_runs, load_run
 from .real_stack import DETERMINISTIC, Agreement
 from .sentences import TracedSentence
 from .strings import TracedString

@@ -107,8 +107,8 @@ def show(study: Study) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..analysis.folders import LanguageRun
-    from ..analysis.quality import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+    from ..analysis.labelled_strings import BATCH_SIZE, BATCHES, DERIVED_STRINGS
+    from ..analysis.loaded_runs import LanguageRun
     from ..analysis.real_stack import REAL_TOP
 
     def percent(share: float | None) -> str:

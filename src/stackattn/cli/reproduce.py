@@ -20,6 +20,7 @@ from .arguments import (
     add_output_folder,
     add_sweep_arguments,
     at_least,
+    naming,
 )
 from .progress import Heartbeat
 from .training import print_unfinished, run_jobs
@@ -82,6 +83,7 @@ def _add_training_arguments(command: argparse.ArgumentParser, target: Target) ->
     add_config_arguments(command)
 
 
+@naming(overrides="--set")
 def run(args: argparse.Namespace) -> int:
     if args.action in MEASUREMENTS:
         return MEASUREMENTS[args.action].show(args.out)

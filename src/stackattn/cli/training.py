@@ -14,7 +14,7 @@ from .arguments import check_output_folder, naming
 Action = Callable[[argparse.Namespace], int]
 
 
-@naming(device="--device")
+@naming(device="--device", overrides="--set")
 def run_action(args: argparse.Namespace, actions: dict[str, Action]) -> int:
     """Run `train`, `sweep` or one of the command's own actions."""
     if getattr(args, "threads", None):

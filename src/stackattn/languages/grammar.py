@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from .inside import inside
 from .language import MAX_LENGTH, Entropy, Language, String, check_generator, check_integer
 from .lengths import LengthTables, expected_cost, length_tables
 from .notation import GrammarError, Rule, check_length, check_weight, format_grammar, parse_grammar
+from .parse import Parse, Viterbi, best_parse
 from .sampling import sample_flat
-
-if TYPE_CHECKING:
-    from .parse import Parse, Viterbi
 
 _STRINGS_PER_ROUND = 20_000
 
@@ -186,9 +184,7 @@ class PCFG(Language):
         return close([rule for rule in self.rules if rule.weight], self.start, self.symbols)
 
     @cached_property
-    def _viterbi(self) -> "Viterbi":
-        from .parse import Viterbi
-
+    def _viterbi(self) -> Viterbi:
         return Viterbi(self)
 
     def _length_tables(self, longest: int) -> LengthTables:
@@ -325,14 +321,12 @@ class PCFG(Language):
         value = self._derivational_entropy(length, terminal_cost, pair_cost) - float(uncertainty.mean())
         return Entropy(max(value, 0.0), float(uncertainty.std(ddof=1) / math.sqrt(n)), exact=False)
 
-    def best_parse(self, string: String) -> "Parse | None":
+    def best_parse(self, string: String) -> Parse | None:
         """Return the most probable derivation tree of a string, or None if the string is not in the language.
 
         Raises:
             ValueError: the string has more than 2,000 symbols.
         """
-        from .parse import best_parse
-
         return best_parse(self, self._as_string(string))
 
     def _check_possible(self, length: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .. import __version__
@@ -154,8 +155,6 @@ class _TensorInfo(NamedTuple):
 
 
 def _read_tensors(path: Path, expected: Mapping[str, Tensor], upgrade: Callable[[str], str]) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as file:
             stored = {upgrade(name): name for name in file.keys()}  # noqa: SIM118

@@ -165,7 +165,6 @@ class StackAttention(nn.Module, ABC):
         *,
         starts: Tensor | None = None,
         return_weights: bool = False,
-        return_actions: bool = False,
     ):
         """Attend to the stack at every step.
 
@@ -177,19 +176,18 @@ class StackAttention(nn.Module, ABC):
             starts: (B, T), bool, optional
                 True at the first step of each document, if rows contain several documents: each has a stack of its own.
             return_weights: also return the attention weights.
-            return_actions: also return the actions (see `actions`).
 
         Returns:
-            The output (B, T, d_model), or a tuple: (output, weights), (output, actions) or (output, weights, actions).
-            With several heads, weights and actions have shape (B, heads, ...).
+            The output (B, T, d_model), or a tuple of the output and the weights, whose shape is (B, heads, ...) with
+            several heads.
 
         Raises:
-            ValueError, TypeError: wrong shape, dtype or device; `starts` together with `return_weights` or
-                `return_actions`; or an action is nan (on a GPU, the output is nan instead; see `immediate_checks`).
+            ValueError, TypeError: wrong shape, dtype or device; `starts` together with `return_weights`; or an action
+                is nan (on a GPU, the output is nan instead; see `immediate_checks`).
         """
         if starts is not None:
-            if return_weights or return_actions:
-                raise ValueError("starts: expected None with return_weights or return_actions, got a tensor")
+            if return_weights:
+                raise ValueError("starts: expected None with return_weights, got a tensor")
             return by_documents(self.forward, starts, self._check(x, lengths), lengths=lengths)
         x = self._check(x, lengths)
         logits, lengths = self._action_logits(x), self._repeat_lengths(lengths)
@@ -197,20 +195,10 @@ class StackAttention(nn.Module, ABC):
         initial = self.initial_values(x.shape[0])
         if initial.shape[1]:
             values = torch.cat([initial, values], dim=1)
-        extras: list[Any] = []
-        if return_weights:
-            weights = self._for_heads(self.weights, self.split_actions(logits), lengths)
-            readings = self.readings(weights, values)
-            extras.append(self._per_head(weights))
-        else:
-            readings = self._for_heads(self.read_stack, logits, values, lengths)
-        y = self.to_output(self._join_heads(readings))
-        if not (return_weights or return_actions):
-            return y
-        if return_actions:
-            actions = self._actions_per_head(logits)
-            extras.append(actions[0] if len(actions) == 1 else actions)
-        return (y, *extras)
+        if not return_weights:
+            return self.to_output(self._join_heads(self._for_heads(self.read_stack, logits, values, lengths)))
+        weights = self._for_heads(self.weights, self.split_actions(logits), lengths)
+        return self.to_output(self._join_heads(self.readings(weights, values))), self._per_head(weights)
 
     @names_argument("x", 1)
     def actions(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -232,7 +220,8 @@ class StackAttention(nn.Module, ABC):
             layer = SuperpositionStackAttention(d_model=32)
             (probabilities,) = layer.actions(x)                       # (B, T, 3)
         """
-        return self._actions_per_head(self._action_logits(self._check(x, lengths)))
+        actions = self.split_actions(self._action_logits(self._check(x, lengths)))
+        return tuple(self._per_head(action) for action in actions)
 
     def initial_state(self, batch_size: int) -> StackState:
         """Create the state before the first step."""
@@ -278,9 +267,6 @@ class StackAttention(nn.Module, ABC):
 
     def _action_logits(self, x: Tensor) -> Tensor:
         return self._split_heads(self.to_actions(x))  # (B * heads, T, num_actions)
-
-    def _actions_per_head(self, logits: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._per_head(action) for action in self.split_actions(logits))
 
     def _pushed(self, x: Tensor) -> Tensor:
         return self._split_heads(PUSH_ACTIVATIONS[self.push_activation](self.to_values(x)))  # (B * heads, T, m)

@@ -1,4 +1,4 @@
-"""States of layers and models: immutable values that can be reused, reordered and detached.
+"""Base class of the states of layers and models: immutable values that can be reused, reordered and detached.
 
 Layers and models that run step by step have `initial_state(batch_size)` and
 `extend(x, state, lengths=None) -> (y, state)`. `extend` takes chunks of any length, and the results do not depend on

@@ -24,7 +24,8 @@ class StratifiedStackAttention(StackAttention):
     Examples::
 
         layer = StratifiedStackAttention(d_model=32)
-        y, weights, (push, pop) = layer(x, return_weights=True, return_actions=True)   # (B, T, T), (B, T), (B, T)
+        y, weights = layer(x, return_weights=True)                    # (B, T, T)
+        push, pop = layer.actions(x)                                  # (B, T), (B, T)
     """
 
     kind = "stratified"

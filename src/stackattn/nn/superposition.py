@@ -26,7 +26,8 @@ class SuperpositionStackAttention(StackAttention):
 
         layer = SuperpositionStackAttention(d_model=32)
         y = layer(x)                                                  # (B, T, 32) -> (B, T, 32)
-        y, weights, actions = layer(x, return_weights=True, return_actions=True)   # (B, T, T), (B, T, 3)
+        y, weights = layer(x, return_weights=True)                    # (B, T, T)
+        (probabilities,) = layer.actions(x)                           # (B, T, 3)
     """
 
     kind = "superposition"

@@ -1,4 +1,7 @@
-"""Operators: from actions to attention weights. Functions and immutable states on tensors, without parameters.
+"""Operators: functions and immutable states on tensors, without parameters.
+
+Most of them compute attention weights or readings from the actions on a stack. The others are parts of ordinary
+networks: softmax attention, dropout, cross-entropy, linear maps and LSTMs.
 
 - superposition.py: `superposition_weights`, `superposition_readings`
 - nondeterministic.py: `nondeterministic_weights`
@@ -12,13 +15,13 @@
 - keep_mask.py: the random numbers of dropout
 - states.py: the superposition and nondeterministic stacks step by step; extension.py: the operator that extends them,
   with its gradient
-- tensor_state.py: base class of all states
+- tensor_state.py: base class of the operators' states
 - reading_states.py: stacks step by step that return readings instead of attention weights
 - documents.py: several documents in one row: `by_documents`
 - runs.py: single runs of the nondeterministic stack
 - reference.py: the paper's equations, literal and slow; the oracle for the tests
 - dispatch.py: the available backends, and which one to use
-- eager.py: kernel calls that bypass PyTorch's dispatcher
+- eager.py: when the kernel can be called without PyTorch's dispatcher
 - registration.py: registration with PyTorch (autograd, torch.compile, vmap)
 - checks.py: validation of arguments; immediate.py: when values are checked
 - lengths.py: valid steps of padded sequences

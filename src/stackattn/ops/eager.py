@@ -1,4 +1,4 @@
-"""Kernel calls that bypass PyTorch's dispatcher: whether they are possible, and their second derivatives."""
+"""When the kernel can be called without PyTorch's dispatcher, and the second derivatives of such calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of the states of all stacks: tensors and a number of steps."""
+"""Base class of the operators' states, each of which is a stack: tensors and a number of steps."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.figures import new_figure, save_figure
-from ..analysis.folders import LanguageRun, LoadedRun, load_run
-from ..analysis.quality import LabelledStrings, label_strings
+from ..analysis.labelled_strings import LabelledStrings, label_strings
+from ..analysis.loaded_runs import LanguageRun, LoadedRun, load_run
 from ..analysis.real_stack import Agreement
 from ..analysis.traces import stack_names
 from .cells import Cell

@@ -1,4 +1,4 @@
-"""Configurations by path or, for those that are shipped with the package, by name; the paper's presets apply to both.
+"""Loading configurations by path or by the name of a shipped one, and applying presets.
 
 A name such as `figure-2/dyck/tf-nd` is the path of a file in `configs/`, without `.yaml`:
 
@@ -53,7 +53,7 @@ def load_configuration(
     Args:
         command: the training command, `cfl`, `lm` or `mt`.
         name: path of a YAML file or name of a shipped configuration; None if there are only overrides.
-        overrides: changes such as `"training.max_epochs=5"`, from `--set`.
+        overrides: changes such as `"training.max_epochs=5"`.
         preset: `paper` or `published`; replaces the preset of the file.
 
     Raises:
@@ -77,9 +77,9 @@ def load_configuration(
             f"keys after --set (`stackattn config {command}` lists them), got none"
         )
     if name is None:
-        return from_values(config_class(command), {}, changes, presets=PRESETS, option="--set")
+        return from_values(config_class(command), {}, changes, presets=PRESETS)
     try:
-        return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS, option="--set")
+        return load_config(config_class(command), find_configuration(str(name)), changes, PRESETS)
     except ConfigError as error:
         if overrides or Path(name).exists():
             raise

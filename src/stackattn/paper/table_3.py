@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..training import TrainingRun
+from ..training.mt import read_sentence_pairs
 from ..training.sweep import best_of
+from ..training.translator import Translator, write_scores
 from .cells import Cell
 from .measurements import results_of_test
 from .models import paper_count
@@ -62,9 +64,6 @@ def show(cells: Sequence[Cell], out: Path) -> int:
 
 
 def _measure(folder: Path) -> None:
-    from ..training.mt import read_sentence_pairs
-    from ..training.translator import Translator, write_scores
-
     test_set = read_sentence_pairs(folder)
     print(f"translating the test set with {folder}", file=sys.stderr, flush=True)
     scores, translations = Translator.load(folder, "cpu", **SEARCH).evaluate(*test_set)

@@ -12,6 +12,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from ..files import write_text
 
 GROUPED_NUMBER = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
@@ -42,9 +45,6 @@ def publish(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], not
     Returns:
         An exit code: 1 if there are no rows.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     if not rows:
         print("no run has been evaluated yet, or none can be measured", file=sys.stderr)
         return 1

@@ -19,9 +19,9 @@ from ..languages import PCFG, Dataset, Language, evaluation_set, get_language, i
 from ..lines import read_text
 from ..models import LSTMLM, LSTMArchitecture, TransformerArchitecture, TransformerLM, build_model
 from ..models.saving import load, save
+from .devices import find_device
 from .metrics import perplexity
 from .options import TrainingConfig
-from .processes import find_device
 from .run import TrainingRun, config_of, model_folder
 
 TESTED_AT_A_TIME = 20  # strings; limits the memory that stacks use on long strings
@@ -107,7 +107,7 @@ class CFLTask:
         options = config.language
         self.scored_by_perplexity = config.training.plateau == "pytorch"
         self.language = options.make()
-        self.training, self.validation = training_sets(
+        training, self.validation = training_sets(
             self.language,
             options.seed,
             options.lengths,
@@ -115,7 +115,7 @@ class CFLTask:
             options.validation_batches,
             options.batch_size,
         )
-        self._batches = [torch.from_numpy(batch) for batch in self.training.batches]
+        self._batches = [torch.from_numpy(batch) for batch in training.batches]
         groups = by_length(self.validation).values()
         self._validation = [part for strings in groups for part in strings.split(VALIDATED_AT_A_TIME)]
         self.lower_bound = self.validation.lower_bound()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..files import checksum, write_json, write_tensors
-from .processes import restore_random_state
+from .devices import restore_random_state
 from .run_files import LAST, STATE, RunError, damaged
 
 

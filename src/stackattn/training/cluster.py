@@ -20,10 +20,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from .. import __version__
 from ..extras import import_extra
 from .experiment import Experiment
 from .loop import TrainingCallback
-from .run import RunError, TrainingRun
+from .run import TrainingRun
+from .run_files import RunError
 from .sweep import Job, Report, Reporting, run_one, unfinished
 
 MEMORY = 2.0  # GB that Ray reserves for a run: the paper's models need 0.4 to 1.9
@@ -189,10 +193,6 @@ class _QueueSender:
 
 def versions() -> dict[str, str]:
     """Return the versions that must be the same on all nodes."""
-    import torch
-
-    from .. import __version__
-
     return {"stackattn": __version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 

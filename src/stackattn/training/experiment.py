@@ -77,7 +77,8 @@ def run_experiment(
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     run, processes = TrainingRun(folder, log), Processes(device)
-    run.check(config, resume)  # in every process: otherwise the other ranks would hang waiting for rank 0
+    # Before anything is written, and in every process: otherwise the other ranks would hang waiting for rank 0.
+    run.check(config, resume)
     origin = find_origin(run, None if init_from is None else model_folder(init_from))
     task, model = config.make()
     if origin is not None and run.state() is None:

@@ -22,8 +22,8 @@ from ..text.monolingual_corpus import MonolingualCorpus
 from ..text.packing import PackedRows, pack_documents
 from ..text.subject_verb import minimal_pairs
 from ..text.vocabulary import FILE, Vocabulary
+from .devices import find_device
 from .metrics import perplexity
-from .processes import find_device
 from .run import TrainingRun, config_of, model_folder
 from .sentences import IGNORED, SentenceConfig, SentenceDataOptions, SentenceTask, SentenceTraining
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ..ops.immediate import immediate_checks, reads_values
 from .checkpoint import load_checkpoint, save_checkpoint
+from .devices import autocast
 from .environment import peak_memory
 from .options import TrainingConfig
-from .processes import Processes, autocast
-from .run import RunError, TrainingRun
-from .run_files import STATE, Progress
+from .processes import Processes
+from .run import TrainingRun
+from .run_files import STATE, Progress, RunError
 from .schedule import EarlyStopping, plateau_scheduler
 
 NO_IMPROVEMENT = "no improvement"  # reason for early stopping

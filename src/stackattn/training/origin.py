@@ -13,7 +13,8 @@ from torch import nn
 from ..files import checksum
 from ..models.saving import CONFIG, TENSORS, load
 from .loop import Task
-from .run import RunError, TrainingRun
+from .run import TrainingRun
+from .run_files import RunError
 
 NOT_ARCHITECTURE = (
     "dropout",

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -20,29 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .devices import find_device, random_state
 from .run_files import RunError
-
-
-def find_device(name: str) -> torch.device:
-    """Return the PyTorch device with this name, such as `cpu` or `cuda:1`, if it is available on this machine.
-
-    Raises:
-        ValueError: PyTorch has no device with this name, or the device is not available on this machine.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device: expected a PyTorch device, such as cpu or cuda, got {name!r}") from error
-    if device.type in ("cpu", "meta"):
-        return device
-    module: Any = getattr(torch, device.type, None)  # torch.cuda, torch.mps, torch.xpu
-    count = module.device_count() if hasattr(module, "device_count") else 0
-    if (device.index or 0) >= count:
-        found = "no device of this type on this machine; use cpu"
-        if count:
-            found = f"{count} device{'s' * (count > 1)} of this type, numbered from 0; choose another number"
-        raise ValueError(f"device: {name!r} is not available: PyTorch finds {found}")
-    return device
 
 
 class Processes:
@@ -148,22 +127,3 @@ class Processes:
         states = [torch.empty_like(own, device=self.device) for _ in range(self.count)]
         dist.all_gather(states, own.to(self.device))
         return [state.cpu() for state in states]
-
-
-def random_state(device: torch.device) -> Tensor:
-    """Return the state of the CPU's random generator and, for CUDA, that of the GPU, which draws the dropout masks."""
-    own = torch.get_rng_state()
-    return torch.cat([own, torch.cuda.get_rng_state(device)]) if device.type == "cuda" else own
-
-
-def restore_random_state(state: Tensor, device: torch.device) -> None:
-    """Restore a state from `random_state`: only that of the CPU if it was saved on another kind of device."""
-    size = torch.get_rng_state().numel()
-    torch.set_rng_state(state[:size])
-    if device.type == "cuda" and len(state) > size:
-        torch.cuda.set_rng_state(state[size:], device)
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Return the autocast context for a precision; see `TrainingConfig.precision`."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

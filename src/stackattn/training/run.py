@@ -1,4 +1,4 @@
-"""Runs: the folder in which one model is trained.
+"""The folder of a training run: its files, its lock, and the rules for starting and resuming it.
 
     config.json        the configuration, with all defaults
     origin.json        the saved model from which the run started, if it did not start from random weights
@@ -52,8 +52,6 @@ from .run_files import (
     read_state,
     read_test,
 )
-
-__all__ = ["RunBusy", "RunError", "TrainingRun"]
 
 T = TypeVar("T")
 CHANGEABLE = tuple(f"training.{name}" for name in ("max_epochs", "stop_patience", "lr_patience", "evaluate_every"))
@@ -127,9 +125,9 @@ class TrainingRun:
         """Create the folder if necessary, and lock it; return the state of the last checkpoint or, for a new run, None.
 
         `origin` is the saved model from which a new run starts; see `training.origin`. The other arguments and the
-        errors are those of `check`; `RunBusy` is raised if another process is training the run.
+        errors are those of `check`; `RunBusy` is raised if another process is training the run. Call `check` first:
+        `start` calls it only when the folder is locked, and locking creates the lock file if there is none.
         """
-        self.check(config, resume)  # before anything is written
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -231,7 +229,7 @@ class TrainingRun:
         path = self.folder / TEST
         if not path.exists():
             return None
-        found, model = read_test(path, language="language" in self.config()), self.model_checksum()
+        found, model = read_test(path), self.model_checksum()
         return found if model is None or found.get("model") == model else None
 
     def write_test(self, results: dict[str, Any]) -> Path:
@@ -284,10 +282,9 @@ class TrainingRun:
         write_text(path, "".join(f"{line}\n" for line in lines[:count]))
 
     def _open_loggers(self, config: dict[str, Any]) -> None:
-        metrics = self.metrics()
         for logger_class in self._logger_classes:
             self._loggers.append(logger_class(self.folder, config))
-            for values in metrics:
+            for values in self.metrics():
                 self._loggers[-1].log(values)
 
     def _take_lock(self) -> None:
@@ -305,7 +302,7 @@ def config_of(cls: type[T], folder: str | Path, overrides: Sequence[str] = ()) -
     Args:
         cls: class of the configuration.
         folder: folder of the run.
-        overrides: changes such as `"training.max_epochs=5"`, from `--set`.
+        overrides: changes such as `"training.max_epochs=5"`.
 
     Raises:
         RunError: the file cannot be read.
@@ -317,7 +314,7 @@ def config_of(cls: type[T], folder: str | Path, overrides: Sequence[str] = ()) -
         config = from_values(cls, values, source=source)
     except ConfigError as error:
         raise ConfigError(f"{error} (does the run belong to another command?)") from None
-    return from_values(cls, values, list(overrides), source, option="--set") if overrides else config
+    return from_values(cls, values, list(overrides), source) if overrides else config
 
 
 def model_folder(folder: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Reading and validating the files of a run. Invalid files raise `RunError`, which names the file, line and key."""
+"""Reading and validating single files of a run. Invalid files raise `RunError`, which names the file, line and key."""
 
 from __future__ import annotations
 
@@ -194,10 +194,10 @@ def read_origin(path: Path) -> dict[str, str] | None:
     return _check(read_object(path), {"folder": TEXT, "model": TEXT}, str(path)) if path.exists() else None
 
 
-def read_test(path: Path, language: bool) -> dict[str, Any]:
-    """Return the content of test.json: results by length if `language` is true, otherwise a perplexity."""
+def read_test(path: Path) -> dict[str, Any]:
+    """Return the content of test.json: results with a perplexity, or by length for context-free languages."""
     test = read_object(path)
-    if not language:
+    if "perplexity" in test:
         return _check(test, {"perplexity": NUMBER}, str(path))
     _check(test, {"lengths": OBJECTS, "per_length": COUNT}, str(path))
     for i, row in enumerate(test["lengths"]):

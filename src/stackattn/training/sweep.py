@@ -22,11 +22,12 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import torch
 
+from .devices import find_device
 from .experiment import Experiment, run_experiment
 from .loop import TrainingCallback
 from .metrics import headline
-from .processes import find_device
-from .run import RunBusy, RunError, TrainingRun
+from .run import TrainingRun
+from .run_files import RunBusy, RunError
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Experiment)

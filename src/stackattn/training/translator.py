@@ -19,9 +19,9 @@ from ..models.saving import load
 from ..text.batching import pad, token_batches
 from ..text.bitext import normalise
 from ..text.pieces import PieceTokenizer
+from .devices import find_device
 from .metrics import perplexity
 from .mt import Pairs
-from .processes import find_device
 from .run import model_folder
 
 

@@ -1,4 +1,8 @@
-"""Find run folders, and read their configurations, results and models."""
+"""Runs read from their folders for analysis: one class for each kind of task, and the search for run folders.
+
+A `LoadedRun` has the configuration, the results and the best model of a run. It selects the strings or sentences to
+step through and traces the model on them; a `LanguageRun` also evaluates its model by length.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ from ..text.vocabulary import Vocabulary
 from ..training.cfl import evaluate_by_length
 from ..training.experiment import config_class, training_command
 from ..training.metrics import DIFFERENCE, PERPLEXITY, Metric
-from ..training.run import RunError, TrainingRun, best_of_evaluations, ending, model_folder
-from ..training.run_files import CONFIG, METRICS, TEST
+from ..training.run import TrainingRun, best_of_evaluations, ending, model_folder
+from ..training.run_files import CONFIG, METRICS, TEST, RunError
 from ..training.translator import Translator
 from .sentences import SelectedSentence, TracedSentence, sample_sentences, trace_sentence, trace_translation
 from .strings import SelectedString, TracedString, select_strings, trace_string

@@ -1,4 +1,8 @@
-"""Agreement of a model's stacks with a real stack, on strings that are the same for all runs of a task."""
+"""Strings labelled with what should be on top of a stack, and the agreement of a model's stacks with these labels.
+
+The weights of a stack are compared with a real stack, and its best run with the most probable derivation. The strings
+are the same for all runs of a task.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ Tops = list[list[list[int]]]  # by batch, string and symbol
 class LabelledStrings:
     """Strings of a language with the position that should be on top after each symbol.
 
-    `real` and `derived` are None if a position is unknown.
+    `real` are the positions of a real stack, `derived` those of derivations; None if one of them is unknown.
     """
 
     language: Language
