@@ -198,7 +198,7 @@ WRONG_CONFIGS = {
         lambda text: '{"model_type": "gpt2"}',
         "unknown key 'model_type'; expected one of format_version, kind",
     ),
-    "no kind": (edited(lambda head: head.pop("kind")), "missing key 'kind'"),
+    "no kind": (edited(lambda head: head.pop("kind")), "expected the key kind, found none"),
     "newer format": (
         edited(lambda head: head.update(format_version=4, library_version="9.9")),
         r"expected a format from 1 to 3, got 4, written by stackattn 9\.9; this is stackattn",

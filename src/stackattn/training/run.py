@@ -282,9 +282,10 @@ class TrainingRun:
         write_text(path, "".join(f"{line}\n" for line in lines[:count]))
 
     def _open_loggers(self, config: dict[str, Any]) -> None:
+        metrics = self.metrics()  # also without loggers, so that damaged lines are reported before training continues
         for logger_class in self._logger_classes:
             self._loggers.append(logger_class(self.folder, config))
-            for values in self.metrics():
+            for values in metrics:
                 self._loggers[-1].log(values)
 
     def _take_lock(self) -> None:
