@@ -288,13 +288,14 @@ class StackAttention(nn.Module, ABC):
         return x if self.heads == 1 else x.unflatten(0, (-1, self.heads))
 
     def _for_heads(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of B * heads stacks; its errors name the sequence in the batch of B."""
+        """Call a function of B * heads stacks; its errors name the sequence in the batch of B, and the input x."""
         if torch.compiler.is_compiling():
             return function(*arguments)
         try:
             return function(*arguments)
         except SequenceError as error:
-            raise SequenceError(error.message, error.sequence // self.heads) from None
+            hint = "" if error.message.startswith("lengths:") else "; the layer computes these numbers from x"
+            raise SequenceError(f"{error.message}{hint}", error.sequence // self.heads) from None
 
     def _repeat_lengths(self, lengths: Tensor | None) -> Tensor | None:
         return lengths if lengths is None or self.heads == 1 else lengths.repeat_interleave(self.heads)
