@@ -133,7 +133,7 @@ def test_whole_folder(tmp_path):
         assert not folder.exists()
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
     assert (folder / "a").read_text() == "1"
-    with pytest.raises(FileExistsError, match="folder: already exists; choose another folder or remove it"):
+    with pytest.raises(FileExistsError, match="folder already exists; remove it or choose another folder"):
         with whole_folder(folder):
             pass
     with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as partial:  # noqa: PT012

@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,7 +139,7 @@ def from_values(
         _override(values, override, source, places)
     if presets and isinstance(values, dict):
         _apply_preset(cls, values, presets, source, places)
-    return _Builder(cls, source, places).build(cls, values, "")
+    return _Builder(cls, source, places, ["preset"] if presets else []).build(cls, values, "")
 
 
 def to_values(config: Any) -> dict[str, Any]:
@@ -192,13 +192,14 @@ def _apply_preset(
 class _Builder:
     """Builds dataclasses from values and finds the place of each error."""
 
-    def __init__(self, root: Any, source: str, places: Mapping[str, str]):
+    def __init__(self, root: Any, source: str, places: Mapping[str, str], extra: Sequence[str]):
         self.root, self.source, self.places = root, source, places
+        self.known = {option.key for option in describe(root)} | set(extra)  # `extra`: keys that are not fields
 
     def build(self, cls: Any, values: Any, prefix: str) -> Any:
         section, hints = prefix.rstrip("."), typing.get_type_hints(cls)
         if not isinstance(values, dict):
-            self.fail(section, f"{section or 'configuration'}: expected keys and values, got {_shown(values)}")
+            self.fail(section, f"{section}: " * bool(section) + f"expected keys and values, got {_shown(values)}")
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:
@@ -215,7 +216,7 @@ class _Builder:
                     key = f"{prefix}{name}"
                     inner = [o for section in sections.values() for o in describe(section, f"{key}.")]
                     keys = [option.key for option in inner if option.default is REQUIRED] or [key]
-                    self.fail(key, f"expected the key {' and '.join(keys)}, found none")
+                    self.fail(key, f"expected the {'key' if len(keys) == 1 else 'keys'} {', '.join(keys)}, found none")
             elif sections:
                 made[name] = self.section(sections, values[name], f"{prefix}{name}")
             else:
@@ -262,12 +263,13 @@ class _Builder:
 
     def suggest(self, key: str, fields: Mapping[str, Any], prefix: str) -> str:
         """Return a hint for an unknown key: a similar key of this or another section, or all keys of this section."""
-        keys = {option.key.rpartition(".")[2]: option.key for option in describe(self.root)}
-        keys |= {name: f"{prefix}{name}" for name in fields}
+        here = [*fields, *(name for name in ("kind", "preset") if f"{prefix}{name}" in self.known)]
+        keys = {name.rpartition(".")[2]: name for name in sorted(self.known)}
+        keys |= {name: f"{prefix}{name}" for name in here}
         if keys.get(key) == f"{prefix}{key}":  # the key belongs to another kind of this section
             del keys[key]
-        near = difflib.get_close_matches(key, keys, 1, 0.75) or difflib.get_close_matches(key, fields, 1, 0.5)
-        return f"did you mean {keys[near[0]]!r}?" if near else f"expected one of {', '.join(fields)}"
+        near = difflib.get_close_matches(key, keys, 1, 0.75) or difflib.get_close_matches(key, here, 1, 0.6)
+        return f"did you mean {keys[near[0]]!r}?" if near else f"expected one of {', '.join(here)}"
 
     def fail(self, key: str, message: str) -> typing.NoReturn:
         # use the place of the key, or else that of a key inside its value, or else that of the closest key around it

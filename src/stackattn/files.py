@@ -197,7 +197,7 @@ def checksum(path: Path) -> str:
 def check_new(folder: Path) -> None:
     """Raise FileExistsError if the folder exists; call this function before a long computation."""
     if folder.exists():
-        raise FileExistsError(f"{folder}: already exists; choose another folder or remove it")
+        raise FileExistsError(f"{folder} already exists; remove it or choose another folder")
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def test_errors_of_prepare_leave_no_folder(files, changes, message, tmp_path, ca
 
 def test_prepare_does_not_overwrite(files, corpus, capsys):
     assert main(prepare_command(files, corpus)) == 2
-    assert f"{corpus}: already exists" in capsys.readouterr().err
+    assert f"{corpus} already exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

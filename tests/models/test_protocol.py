@@ -6,7 +6,7 @@ import pytest
 import torch
 from subjects import NAMES, make
 
-from stackattn.models import TransformerLM, TransformerLMConfig
+from stackattn.models import LSTMLM, LSTMConfig, TransformerLM, TransformerLMConfig
 
 B, T = 3, 6
 close = {"atol": 1e-10, "rtol": 1e-8}
@@ -280,8 +280,26 @@ def test_a_state_that_does_not_fit(name):
         subject.extend(x, None)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_lengths_out_of_range(name):
+    subject = make(name).with_source(B)
+    x, lengths = subject.inputs(B, T), torch.tensor([T, T + 1, 0])
+    message = f"lengths: expected values from 0 to T = {T}, got {T + 1} for sequence 1"
+    for call in (lambda: subject.full(x, lengths), lambda: subject.extend(x, subject.initial_state(B), lengths)):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_the_state_of_a_model_without_a_stack():
+    plain, stacked = (LSTMLM(LSTMConfig(input_size=5, output_size=5, stack=s)) for s in (None, "superposition-3"))
+    with pytest.raises(TypeError, match="state: expected the state of a model with a stack"):
+        stacked.extend(torch.zeros(B, T, dtype=torch.long), plain.initial_state(B))
+    with pytest.raises(TypeError, match="state: expected the state of a model without a stack"):
+        plain.extend(torch.zeros(B, T, dtype=torch.long), stacked.initial_state(B))
+
+
 def test_a_state_with_another_number_of_layers():
     config = {"input_size": 5, "output_size": 5, "d_model": 4, "heads": 2}
     one, two = (TransformerLM(TransformerLMConfig(layers=layers, **config)) for layers in (1, 2))
-    with pytest.raises(ValueError, match="state: expected a state whose number of layers is 1, got 2"):
+    with pytest.raises(ValueError, match="state: expected a state with 1 layer, got one with 2 layers"):
         one.extend(torch.zeros(B, T, dtype=torch.long), two.initial_state(B))

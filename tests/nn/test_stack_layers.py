@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from stackattn.nn import NondeterministicStackAttention, SelfAttention, SuperpositionStackAttention
+from stackattn.nn import (
+    NondeterministicStackAttention,
+    SelfAttention,
+    StratifiedStackAttention,
+    SuperpositionStackAttention,
+)
 from stackattn.nn.checks import check_dtype
 from stackattn.ops import reference
 
@@ -325,15 +330,17 @@ def test_a_state_that_does_not_fit(make):
     layer, x = make(heads=2), inputs()
     with pytest.raises(ValueError, match=f"x: expected batch size {B + 1} like the state, got {B}"):
         layer.extend(x, layer.initial_state(B + 1))
-    with pytest.raises(ValueError, match="state: expected a state whose number of heads is 2, got 1"):
+    with pytest.raises(ValueError, match="state: expected a state with 2 heads, got one with 1 head"):
         layer.extend(x, make(heads=1).initial_state(B))
     with pytest.raises(TypeError, match="state: expected a state from initial_state or extend, got NoneType"):
         layer.extend(x, None)
 
 
-def test_the_state_of_another_kind():
-    with pytest.raises(TypeError, match="state: expected a state from this layer's initial_state or extend, got one"):
-        superposition().extend(inputs(), nondeterministic(window=3).initial_state(B))
+@pytest.mark.parametrize("other", [nondeterministic, lambda: StratifiedStackAttention(D, 4).double()])
+def test_the_state_of_another_kind(other):
+    message = "state: expected the state of a superposition layer, got that of a (nondeterministic|stratified) layer"
+    with pytest.raises(TypeError, match=message):
+        superposition().extend(inputs(), other().initial_state(B))
 
 
 @pytest.mark.parametrize("limit", [0, 1.5, True])

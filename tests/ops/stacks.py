@@ -76,7 +76,7 @@ def operator(stack: Stack, backend: str, lengths: Tensor | None = None) -> Calla
 
 
 def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float, floor: float = 0.0) -> None:
-    """Check that the largest error of each tensor relative to its largest entry is within the tolerance; nan is not."""
+    """Check that the largest error of each tensor relative to its largest entry is within the tolerance; nan fails."""
     errors = [relative_error(a, b, floor) for a, b in zip(found, expected, strict=True)]
     assert all(error <= tolerance for error in errors), f"relative errors {errors}"
 

@@ -13,6 +13,7 @@ from stackattn.bounded_yaml import parse_yaml
 from stackattn.config import FieldError, from_values, kinds, require, to_values
 from stackattn.config_keys import REQUIRED, ConfigKey, describe
 from stackattn.models import LSTMArchitecture, TransformerArchitecture
+from stackattn.paper.presets import PRESETS
 from stackattn.training import ConfigError, TrainingConfig, load_config
 from stackattn.training.cfl import CFLConfig, LanguageOptions
 from stackattn.training.lm import LMConfig
@@ -68,8 +69,10 @@ def test_the_default_model_is_a_transformer(tmp_path):
         (GOOD.replace("kind: lstm", "kind: gru"), "line 5: model.kind: expected one of transformer, lstm, got 'gru'"),
         (GOOD.replace("name: dyck", "seed: 1"), "line 1: expected the key language.name, found none"),
         ("model: {}\n", "config.yaml: expected the key language.name, found none"),
+        (GOOD + "  cls: 1\n", "line 9: unknown key 'training.cls'; expected one of learning_rate"),
+        (GOOD.replace("hidden_size", "zzz"), "line 6: unknown key 'model.zzz'; expected one of hidden_size, stack"),
         ("language: dyck\n", "line 1: language: expected keys and values, got 'dyck'"),
-        ("- 1\n", "config.yaml: configuration: expected keys and values, got [1]"),
+        ("- 1\n", "config.yaml: expected keys and values, got [1]"),
         (GOOD + "language:\n  name: dyck\n", "line 9: duplicate key 'language'"),
         ("language:\n  name: [dyck\nmodel: {}\n", "line 3: not YAML"),
     ],
@@ -118,6 +121,12 @@ def test_errors_of_overrides(tmp_path, override, message):
 def test_suggests_keys_of_other_sections(tmp_path, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(tmp_path, text)
+
+
+def test_a_misspelt_preset(tmp_path):
+    (tmp_path / "config.yaml").write_text(GOOD + "presett: paper\n")
+    with pytest.raises(ConfigError, match=r"line 9: unknown key 'presett'; did you mean 'preset'\?"):
+        load_config(CFLConfig, tmp_path / "config.yaml", presets=PRESETS)
 
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))

@@ -53,7 +53,7 @@ def test_only_some_keys_can_change(tmp_path, capsys):
     sets = ["language.name=dyck", "language.lengths=[4,6]", "language.train_batches=3", "model.layers=1"]
     assert main([*command, "--set", *sets, "language.validation_batches=1", "training.max_epochs=1"]) == 0
     assert main([*command, "--resume"]) == 2
-    assert "this run is finished; choose another folder, or extend it with --resume" in capsys.readouterr().err
+    assert "contains a finished run; extend it with --resume" in capsys.readouterr().err
     assert main([*command, "--resume", "--set", "training.max_epochs=2", "training.evaluate_every=10"]) == 0
     assert "max_epochs after 4 evaluations" in capsys.readouterr().out  # three in the second epoch
     for change in ("model.d_model=16", "language.seed=1", "training.learning_rate=0.1"):

@@ -162,13 +162,13 @@ def test_torchrun(tmp_path, monkeypatch, capsys):
     again = subprocess.run([*launcher, "model.layers='1'"], capture_output=True, text=True, check=False)
     assert again.returncode != 0
     # when one rank has failed, torchrun terminates the other, sometimes before that rank prints its message
-    assert f"{folder}: this run is finished" in again.stderr
+    assert f"{folder} contains a finished run" in again.stderr
     assert "forcefully" not in again.stderr
     for rank in "01":  # each rank refuses a finished run without waiting for the other
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert main([*command[2:], "model.layers='1'"]) == 2
-        assert f"{folder}: this run is finished" in capsys.readouterr().err
+        assert f"{folder} contains a finished run" in capsys.readouterr().err
 
 
 def second_process(launcher):

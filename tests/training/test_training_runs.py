@@ -244,9 +244,9 @@ def test_existing_runs_are_not_overwritten(tmp_path):
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     run_experiment(tiny(), tmp_path, resume=True)
     for resume in (False, True):
-        with pytest.raises(RunError, match="this run is finished"):
+        with pytest.raises(RunError, match="contains a finished run"):
             run_experiment(tiny(), tmp_path, resume=resume)
-    with pytest.raises(RunError, match="this run is finished"):
+    with pytest.raises(RunError, match="contains a finished run"):
         run_experiment(tiny(max_epochs=5), tmp_path)
 
 
@@ -269,7 +269,7 @@ def test_a_run_that_another_process_finishes_before_the_lock_is_taken(resume, tm
         take_lock(run)
 
     monkeypatch.setattr(TrainingRun, "_take_lock", train_first)
-    with pytest.raises(RunError, match="this run is finished"):
+    with pytest.raises(RunError, match="contains a finished run"):
         run_experiment(tiny(), tmp_path / "run", resume=resume)
     assert lines(tmp_path / "run") == 3
 

@@ -13,6 +13,7 @@ from ..nn import State
 from ..nn.checks import check_state, check_tokens, unknown_token
 from ..nn.linear import Linear
 from ..ops import by_documents
+from ..ops.checks import checked_lengths
 from ..ops.eager import is_plain
 from ..ops.lengths import length_mask, without_padding
 from .configs import LSTMConfig
@@ -82,7 +83,7 @@ class LSTMLM(nn.Module):
         if starts is not None:
             return by_documents(self.forward, starts, tokens, lengths=lengths)
         # Reading the padding is safe here: it affects only later steps and the final state, which is discarded.
-        tokens = without_padding(tokens, lengths)
+        tokens = without_padding(tokens, checked_lengths(lengths, tokens.shape[1]))
         hidden = self._unroll_in_one_call(tokens)
         if hidden is not None:
             return self.output(hidden)
@@ -102,7 +103,11 @@ class LSTMLM(nn.Module):
         """
         check_tokens("tokens", tokens, lengths, self.bias)
         check_state(state, LSTMState, "tokens", tokens)
+        if (state.stack is None) != (self.stack is None):
+            with_or_without = "without" if self.stack is None else "with"
+            raise TypeError(f"state: expected the state of a model {with_or_without} a stack")
         B, c = tokens.shape
+        lengths = checked_lengths(lengths, tokens.shape[1])
         if c == 0:
             return self.output(state.hidden[:, None][:, :0]), state
         tokens = without_padding(tokens, lengths)

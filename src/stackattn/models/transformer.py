@@ -201,7 +201,7 @@ def _extend(
 ) -> tuple[Tensor, TransformerState]:
     check_tokens(name, tokens, lengths, embedding.table.weight)
     check_state(state, TransformerState, name, tokens)
-    check_same_size("layers", len(trunk.layers), len(state.layers))
+    check_same_size("layer", len(trunk.layers), len(state.layers))
     x = embedding(tokens, lengths, state.positions, name)
     x, layers = trunk.extend(x, state.layers, lengths)
     taken = tokens.shape[1] if lengths is None else lengths

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..ops.attention import causal_attention
+from ..ops.checks import check_count, checked_lengths
 from ..ops.dropout import dropout
 from ..ops.eager import is_plain
 from ..ops.immediate import reads_values
@@ -116,6 +117,7 @@ class SelfAttention(_Attention):
         if self.causal:
             packed = self._packed(x)  # (B, T, 3 * d_model)
             return self.to_output(causal_attention(packed, self.heads, lengths, dropout=self._dropout()))
+        lengths = checked_lengths(lengths, x.shape[1])
         mask = None if lengths is None else length_mask(lengths, x.shape[1])[:, None, None]
         return self._attend(*self._project(x), mask)
 
@@ -123,6 +125,7 @@ class SelfAttention(_Attention):
         """Create the state before the first step. Raises ValueError if the attention is not causal."""
         if not self.causal:
             raise ValueError("causal: expected True for attention that runs step by step, got False")
+        check_count("batch_size", batch_size, least=0)
         weight = self.to_output.weight
         empty = weight.new_zeros(batch_size, self.heads, 0, weight.shape[0] // self.heads)
         return AttentionState(empty, empty, None)
@@ -135,8 +138,9 @@ class SelfAttention(_Attention):
         """
         self._check("x", x, lengths)
         check_state(state, AttentionState, "x", x)
-        check_same_size("heads", self.heads, state.keys.shape[1])
+        check_same_size("head", self.heads, state.keys.shape[1])
         before, c = state.keys.shape[2], x.shape[1]
+        lengths = checked_lengths(lengths, c)
         first = None if state.real is None else state.real.sum(dim=1)  # (B,): position of the first new step
         queries, keys, values = self._project(without_padding(x, lengths), before if first is None else first)
         keys, values = torch.cat([state.keys, keys], dim=2), torch.cat([state.values, values], dim=2)

@@ -103,9 +103,13 @@ def check_state(state: Any, kind: type, name: str, x: Tensor) -> None:
 
 
 def check_same_size(name: str, expected: int, found: int) -> None:
-    """Check that the layer or model and a state have the same number of heads or layers."""
+    """Check that the layer or model and a state have the same number of heads or layers; `name` is the singular."""
     if found != expected:
-        raise ValueError(f"state: expected a state whose number of {name} is {expected}, got {found}")
+        raise ValueError(f"state: expected a state with {_count(expected, name)}, got one with {_count(found, name)}")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def unknown_token(name: str, tokens: Tensor, size: int) -> ValueError | None:

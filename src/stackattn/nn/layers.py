@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..ops.lengths import without_padding
 from .attention import CrossAttention, Memory
-from .checks import check_dropout, check_positive, check_state
+from .checks import check_dropout, check_positive, check_state, check_vectors
 from .dropout import ReLUDropout, ResidualDropout
 from .linear import Linear
 from .specs import LayerSpec, build_attention
@@ -140,6 +140,9 @@ class TransformerLayer(nn.Module):
 
         `memory` is the result of `read`, for layers with cross-attention.
         """
+        self._check(x, lengths)
+        if self.cross is not None and memory is None:
+            raise TypeError("memory: expected the result of `read` for a layer with cross-attention, got None")
         x = self.attention(without_padding(x, lengths), lengths)
         if self.cross is not None:
             x = self.cross(x, memory)
@@ -151,11 +154,16 @@ class TransformerLayer(nn.Module):
 
     def extend(self, x: Tensor, state: LayerState, lengths: Tensor | None = None) -> tuple[Tensor, LayerState]:
         """Take T more steps: x (B, T, d_model) -> the output (B, T, d_model) and the new state."""
+        self._check(x, lengths)
         check_state(state, LayerState, "x", x)
         x, attention = self.attention.extend(without_padding(x, lengths), state.attention, lengths)
         if self.cross is not None:
             x = self.cross(x, state.memory)
         return self.feed_forward(x), LayerState(attention, state.memory)
+
+    def _check(self, x: Tensor, lengths: Tensor | None) -> None:
+        norm = self.attention.norm
+        check_vectors("x", x, norm.normalized_shape[0], lengths, norm.weight)
 
 
 def sinusoids(positions: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:

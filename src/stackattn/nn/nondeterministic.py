@@ -37,7 +37,6 @@ class NondeterministicStackAttention(StackAttention):
     """
 
     kind = "nondeterministic"
-    stack_type = (WeightedStack, NondeterministicReadingState)
     limit_name = "window"
 
     def __init__(

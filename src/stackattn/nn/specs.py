@@ -114,10 +114,13 @@ def build_attention(
         push_activation: option of stack attention; see `StackSpec.build`.
 
     Raises:
+        TypeError: `spec` is not a specification.
         ValueError: an option of this kind of attention is invalid.
     """
     if isinstance(spec, StackSpec):
         return spec.build(d_model, push_activation=push_activation)
+    if not isinstance(spec, SoftmaxSpec):
+        raise TypeError(f"spec: expected a SoftmaxSpec or a StackSpec, such as those of parse_layers, got {spec!r:.80}")
     return SelfAttention(d_model, heads, dropout, causal=causal, rotary=rotary)
 
 

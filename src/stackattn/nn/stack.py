@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..ops.checks import SequenceError, check_limit
+from ..ops.checks import SequenceError, check_count, check_limit
 from ..ops.documents import by_documents, extend_by_documents
 from ..ops.lengths import without_padding
 from ..ops.memory import names_argument
@@ -43,6 +43,7 @@ class StackState(State):
 
     stack: Any  # state that gives readings, or a WeightedStack; batch size B * heads
     heads: int
+    kind: str  # of the layer
 
     @property
     def batch_size(self) -> int:
@@ -56,7 +57,7 @@ class StackState(State):
 
     def restart(self, rows: Tensor) -> StackState:
         """Replace the stacks of each sequence where `rows`, (B,), bool, is True with the initial ones."""
-        return StackState(self.stack.restart(rows.repeat_interleave(self.heads)), self.heads)
+        return replace(self, stack=self.stack.restart(rows.repeat_interleave(self.heads)))
 
     def reorder(self, index: Tensor) -> StackState:
         """Select the sequences at positions `index` as a new batch."""
@@ -85,8 +86,6 @@ class StackAttention(nn.Module, ABC):
 
     kind: ClassVar[str]
     """Name of the kind of stack in the layer notation."""
-    stack_type: ClassVar[type | tuple[type, ...]]
-    """Class of the stack's state; several classes if it depends on the limit."""
     limit_name: ClassVar[str | None] = None
     """Name of the argument that limits the size of the stack's state; None: there is none."""
 
@@ -225,7 +224,8 @@ class StackAttention(nn.Module, ABC):
 
     def initial_state(self, batch_size: int) -> StackState:
         """Create the state before the first step."""
-        return StackState(self.initial_stack(batch_size), self.heads)
+        check_count("batch_size", batch_size, least=0)
+        return StackState(self.initial_stack(batch_size), self.heads, self.kind)
 
     @names_argument("x", 1)
     def extend(
@@ -248,14 +248,13 @@ class StackAttention(nn.Module, ABC):
         logits, values = self._action_logits(x), self._pushed(x)
         lengths = self._repeat_lengths(lengths)
         readings, stack = self._for_heads(self.extend_stack, state.stack, logits, values, lengths)
-        return self.to_output(self._join_heads(readings)), StackState(stack, self.heads)
+        return self.to_output(self._join_heads(readings)), StackState(stack, self.heads, self.kind)
 
     def _check_state(self, state: StackState, x: Tensor) -> None:
         check_state(state, StackState, "x", x)
-        if not isinstance(state.stack, self.stack_type):
-            found = type(state.stack).__name__
-            raise TypeError(f"state: expected a state from this layer's initial_state or extend, got one with {found}")
-        check_same_size("heads", self.heads, state.heads)
+        if state.kind != self.kind:
+            raise TypeError(f"state: expected the state of a {self.kind} layer, got that of a {state.kind} layer")
+        check_same_size("head", self.heads, state.heads)
         name = self.limit_name
         found = None if name is None else getattr(state.stack, name, None)
         if found != self.limit:

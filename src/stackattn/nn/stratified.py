@@ -29,7 +29,6 @@ class StratifiedStackAttention(StackAttention):
     """
 
     kind = "stratified"
-    stack_type = WeightedStack
 
     def __init__(
         self, d_model: int, stack_embedding_size: int | None = None, *, heads: int = 1, push_activation: str = "sigmoid"

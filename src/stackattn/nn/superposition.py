@@ -31,7 +31,6 @@ class SuperpositionStackAttention(StackAttention):
     """
 
     kind = "superposition"
-    stack_type = SuperpositionReadingState
     limit_name = "depth"
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .immediate import reads_values
+from .immediate import is_traced, reads_values
 from .lengths import length_mask
 
 MAX_LIMIT = 2**31 - 1
@@ -170,6 +170,11 @@ def copy_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
         b = int(bad[0])
         raise SequenceError(f"lengths: expected values from 0 to T = {T}, got {int(lengths[b])} for sequence {{}}", b)
     return lengths
+
+
+def checked_lengths(lengths: Tensor | None, T: int) -> Tensor | None:
+    """Like `copy_lengths`, for callers that are traced: then nothing is checked, and the result is `lengths` itself."""
+    return lengths if is_traced() else copy_lengths(lengths, T)
 
 
 def check_index(index: Tensor, state: Any) -> Tensor:

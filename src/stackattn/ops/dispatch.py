@@ -145,7 +145,7 @@ def module_of(backend: str, name: str = "operators") -> ModuleType:
 
 
 def choose_for_state(backend: str, device: torch.device) -> str:
-    """Like `choose`, for a state. Raises ValueError for `"reference"`, which has no states."""
+    """Like `choose`, for a state. Raises ValueError for `"reference"`, which cannot extend a state."""
     backend = choose(backend, device)
     if backend == "reference":
         raise ValueError("backend: expected 'auto', 'torch' or 'cpp' for a state, got 'reference'")

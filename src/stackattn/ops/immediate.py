@@ -42,3 +42,8 @@ def immediate_checks() -> Iterator[None]:
 def reads_values(device: torch.device) -> bool:
     """Whether operators on this device may read values of tensors."""
     return device.type == "cpu" or _requests > 0
+
+
+def is_traced() -> bool:
+    """Whether torch.compile or torch.func runs the calling code, so that it cannot read values of tensors."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()

@@ -142,7 +142,7 @@ class SuperpositionState(_State):
         """States of `batch_size` empty stacks on `device`. `backend` is `"auto"`, `"torch"` or `"cpp"`.
 
         Raises:
-            ValueError: `batch_size` is not a non-negative integer, or the backend has no states.
+            ValueError: `batch_size` is not a non-negative integer, or the backend cannot extend a state.
             RuntimeError: the requested backend is not available.
         """
         return _empty(cls, batch_size, Layout(1, 1), device, backend)
@@ -218,7 +218,8 @@ class NondeterministicState(_State):
             backend: `"auto"`, `"torch"` or `"cpp"`.
 
         Raises:
-            ValueError: a number is not a positive integer (`batch_size` may be 0), or the backend has no states.
+            ValueError: a number is not a positive integer (`batch_size` may be 0), or the backend cannot extend
+                a state.
             RuntimeError: the requested backend is not available.
         """
         checks.check_count("num_states", num_states)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from . import checks, reference
-from .immediate import reads_values
+from .immediate import is_traced, reads_values
 from .lengths import length_mask, values_without_padding, without_padding
 from .memory import names_argument
 from .tensor_state import TensorState
@@ -176,8 +176,7 @@ def _strengths(push: Tensor, pop: Tensor, lengths: Tensor | None) -> tuple[Tenso
     if lengths is not None:
         mask = length_mask(lengths, push.shape[1])
         push, pop = push.where(mask, 0.0), pop.where(mask, 0.0)
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if not traced and reads_values(push.device):
+    if not is_traced() and reads_values(push.device):
         checks.copy_lengths(lengths, push.shape[1])
         for name, x in (("push", push), ("pop", pop)):
             if len(bad := ((x >= 0) & (x <= 1)).logical_not().nonzero()):

@@ -11,7 +11,7 @@ from torch import Tensor
 def token_batches(
     lengths: Sequence[int], costs: Sequence[int], budget: int, generator: torch.Generator | None = None
 ) -> list[list[int]]:
-    """Divide examples into batches, so that the number of examples times their largest cost is at most `budget`.
+    """Divide examples into batches: in each, the number of examples times their largest cost is at most `budget`.
 
     The examples are sorted by length, and each batch is as large as the budget allows; an example that exceeds the
     budget gets a batch of its own.

@@ -103,7 +103,7 @@ class TrainingRun:
         changes = self._changes(config) if resume and self.begun else {}
         if self.finished and not changes:
             extend = "extend it with --resume --set training.max_epochs=N"
-            raise RunError(f"{self.folder}: this run is finished; choose another folder, or {extend}")
+            raise RunError(f"{self.folder} contains a finished run; {extend}, or choose another folder")
         if not self.begun:
             return changes
         if not resume:
