@@ -113,11 +113,11 @@ class SelfAttention(_Attention):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Attend: (B, T, d_model) -> (B, T, d_model). Steps after `lengths` (B,) are padding and are ignored."""
         self._check("x", x, lengths)
+        lengths = checked_lengths(lengths, x.shape[1])
         x = without_padding(x, lengths)
         if self.causal:
             packed = self._packed(x)  # (B, T, 3 * d_model)
             return self.to_output(causal_attention(packed, self.heads, lengths, dropout=self._dropout()))
-        lengths = checked_lengths(lengths, x.shape[1])
         mask = None if lengths is None else length_mask(lengths, x.shape[1])[:, None, None]
         return self._attend(*self._project(x), mask)
 
