@@ -149,11 +149,11 @@ def test_write(run, tmp_path):
         (["score", "dyck", "/"], "/: is a directory\n"),
         (
             ["show", "no/such.grammar"],
-            "no/such.grammar: no such file; expected a grammar file or one of the names of `stackattn language list`\n",
+            "no/such.grammar: no such file; expected a grammar file or a name listed by `stackattn language list`\n",
         ),
         (
             ["sample", "/"],
-            "/: expected a grammar file or one of the names of `stackattn language list`, found a folder\n",
+            "/: expected a grammar file or a name listed by `stackattn language list`, found a folder\n",
         ),
         (["show", "dyck", "--parse", "( ]"], "--parse: expected a string of the language dyck, got '( ]'"),
         (["show", "count-3", "--parse", "a b c"], "--parse: expected a language with a grammar, got count-3"),

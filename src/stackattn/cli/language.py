@@ -290,7 +290,7 @@ def _language(args: argparse.Namespace) -> Language:
     if is_grammar_file(args.language):
         if args.set:
             raise ValueError(f"--set: expected none, because a grammar file has no parameters, got {args.set[0]!r}")
-        expected = "expected a grammar file or one of the names of `stackattn language list`"
+        expected = "expected a grammar file or a name listed by `stackattn language list`"
         if not Path(args.language).exists():
             raise ValueError(f"{args.language}: no such file; {expected}")
         if Path(args.language).is_dir():

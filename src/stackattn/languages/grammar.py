@@ -336,4 +336,5 @@ class PCFG(Language):
         return length
 
     def __repr__(self) -> str:
-        return f"PCFG({self.name!r}, {len(self.rules)} rules, {len(self.symbols)} terminals, start {self.start!r})"
+        sizes = f"rules: {len(self.rules)}, terminals: {len(self.symbols)}"
+        return f"PCFG({self.name!r}, {sizes}, start: {self.start!r})"

@@ -12,7 +12,7 @@ Modules:
     linear            linear layer that uses oneDNN where that is faster
     layers            transformer layers: attention and feed-forward network with norms and residual connections
     adapters          stack attention inside PyTorch's transformer layers
-    state             base class of the states of layers and models, which run step by step
+    state             base class of the states of layers and models that run step by step
     graphs            CUDA graphs
     checks            argument checks
 """

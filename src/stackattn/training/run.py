@@ -102,7 +102,7 @@ class TrainingRun:
             raise RunError(f"{self.folder}: expected a folder, found a file; choose another folder")
         changes = self._changes(config) if resume and self.begun else {}
         if self.finished and not changes:
-            extend = "extend it with --resume --set training.max_epochs=N"
+            extend = "extend it with --resume --set training.max_epochs=N or training.stop_patience=N"
             raise RunError(f"{self.folder} contains a finished run; {extend}, or choose another folder")
         if not self.begun:
             return changes

@@ -98,9 +98,9 @@ struct NondeterministicLSTM {
                    float* grad_bottom);
 };
 
-// products.cpp: the transpose of `a` (R,M) times `b` (R,N), which is (M,N). This is the gradient of a weight,
-// from the gradients and inputs of all steps. Unlike in PyTorch's matrix product, the order of summation does not
-// depend on the number of threads. N is a multiple of 8.
+// products.cpp: `out` (M,N) is the transpose of `a` (R,M) times `b` (R,N): the gradient of a weight, computed from the
+// gradients and inputs of all steps. Unlike in PyTorch's matrix product, the order of summation does not depend on the
+// number of threads. N is a multiple of 8.
 using SumOfProducts = void (*)(int64_t R, int64_t M, int64_t N, const float* a, const float* b, float* out,
                                int threads);
 
