@@ -194,12 +194,13 @@ class _Builder:
 
     def __init__(self, root: Any, source: str, places: Mapping[str, str], extra: Sequence[str]):
         self.root, self.source, self.places = root, source, places
-        self.known = {option.key for option in describe(root)} | set(extra)  # `extra`: keys that are not fields
+        self.extra = extra  # valid keys that are not fields
 
     def build(self, cls: Any, values: Any, prefix: str) -> Any:
         section, hints = prefix.rstrip("."), typing.get_type_hints(cls)
         if not isinstance(values, dict):
-            self.fail(section, f"{section}: " * bool(section) + f"expected keys and values, got {_shown(values)}")
+            message = f"expected keys and values, got {_shown(values)}"
+            self.fail(section, f"{section}: {message}" if section else message)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:
@@ -263,9 +264,9 @@ class _Builder:
 
     def suggest(self, key: str, fields: Mapping[str, Any], prefix: str) -> str:
         """Return a hint for an unknown key: a similar key of this or another section, or all keys of this section."""
-        here = [*fields, *(name for name in ("kind", "preset") if f"{prefix}{name}" in self.known)]
-        keys = {name.rpartition(".")[2]: name for name in sorted(self.known)}
-        keys |= {name: f"{prefix}{name}" for name in here}
+        known = [*(option.key for option in describe(self.root)), *self.extra]
+        here = [*fields, *(name for name in ("kind", "preset") if f"{prefix}{name}" in known)]
+        keys = {name.rpartition(".")[2]: name for name in known} | {name: f"{prefix}{name}" for name in here}
         if keys.get(key) == f"{prefix}{key}":  # the key belongs to another kind of this section
             del keys[key]
         near = difflib.get_close_matches(key, keys, 1, 0.75) or difflib.get_close_matches(key, here, 1, 0.6)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..ops.checks import SequenceError, check_count, check_limit
+from ..ops.checks import SequenceError, check_count, check_limit, checked_lengths
 from ..ops.documents import by_documents, extend_by_documents
 from ..ops.lengths import without_padding
 from ..ops.memory import names_argument
@@ -262,7 +262,7 @@ class StackAttention(nn.Module, ABC):
 
     def _check(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         check_vectors("x", x, self.to_actions.in_features, lengths, self.to_actions.weight)
-        return without_padding(x, lengths)
+        return without_padding(x, checked_lengths(lengths, x.shape[1]))
 
     def _action_logits(self, x: Tensor) -> Tensor:
         return self._split_heads(self.to_actions(x))  # (B * heads, T, num_actions)
@@ -293,8 +293,8 @@ class StackAttention(nn.Module, ABC):
         try:
             return function(*arguments)
         except SequenceError as error:
-            hint = "" if error.message.startswith("lengths:") else "; the layer computes these numbers from x"
-            raise SequenceError(f"{error.message}{hint}", error.sequence // self.heads) from None
+            message = f"{error.message}; the layer computes these numbers from x"
+            raise SequenceError(message, error.sequence // self.heads) from None
 
     def _repeat_lengths(self, lengths: Tensor | None) -> Tensor | None:
         return lengths if lengths is None or self.heads == 1 else lengths.repeat_interleave(self.heads)
