@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import dispatch
+from .immediate import is_traced
 
 
 def is_plain(*tensors: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
@@ -19,8 +20,7 @@ def is_plain(*tensors: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,
     """
     return (
         dispatch.kernel is not None
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not is_traced()
         and not is_forward_mode()
         and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
